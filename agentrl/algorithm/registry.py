@@ -1,0 +1,50 @@
+"""Functions looked up by the name a config uses; a new one registers itself from any module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+class UnknownNameError(ValueError):
+    """A config names something that nothing registered; the message lists what is known."""
+
+
+class Registry(Generic[Function]):
+    """Names to functions of one kind. Names are unique: a second function under a taken name is an error."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._functions: dict[str, Function] = {}
+
+    def register(self, *names: str) -> Callable[[Function], Function]:
+        """Decorator: makes the function available under each of `names`.
+
+        Raises:
+            ValueError: another function already has one of the names.
+        """
+
+        def add(function: Function) -> Function:
+            for name in names:
+                if self._functions.setdefault(name, function) is not function:
+                    raise ValueError(f"the {self.kind} {name!r} is already registered: choose another name")
+            return function
+
+        return add
+
+    def get(self, name: str) -> Function:
+        """The function registered as `name`.
+
+        Raises:
+            UnknownNameError: no such name.
+        """
+        if name not in self._functions:
+            known = ", ".join(self.names())
+            raise UnknownNameError(f"unknown {self.kind} {name!r}: use one of {known}, or register it first")
+        return self._functions[name]
+
+    def names(self) -> tuple[str, ...]:
+        """All registered names, sorted."""
+        return tuple(sorted(self._functions))

@@ -1,0 +1,50 @@
+"""Training from Python."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.cli.train import RunResult, run
+from agentrl.config import load_config
+from agentrl.sdk import AgentLoop
+
+__all__ = ["RunResult", "train"]
+
+
+def train(
+    config: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    loop: type[AgentLoop] | None = None,
+) -> RunResult:
+    """Runs a training, as `agentrl train` does, and returns when the model is saved.
+
+    Args:
+        config: a YAML file, or the same as nested dictionaries.
+        overrides: `dotted.key=value`, the last word on their keys.
+        loop: the agent; short for `agent.loop` in the config. Must be defined at the top level of its module, and a
+            script that trains its own class calls `train` under `if __name__ == "__main__":`.
+
+    Raises:
+        ConfigError: what is wrong with the configuration, all of it at once.
+        PluginError, DataError: something it names is not there.
+        ProcessFailed: a process of the run failed.
+    """
+    paths = [str(Path(config).resolve().parent)] if isinstance(config, str | Path) else []
+    if loop is not None:
+        module, folder = _module_of(loop)
+        overrides = [f"agent.loop={module}:{loop.__qualname__}", *overrides]
+        paths += folder
+    return run(load_config(config, overrides), plugin_paths=paths)
+
+
+def _module_of(cls: type) -> tuple[str, list[str]]:
+    """The name under which another process can import a class's module, and the folder it lies in."""
+    if cls.__module__ != "__main__":
+        return cls.__module__, []
+    file = Path(inspect.getfile(sys.modules["__main__"])).resolve()
+    return file.stem, [str(file.parent)]

@@ -1,0 +1,164 @@
+"""`agentrl train`: one run, from a YAML file to a trained model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from agentrl.cluster.local import LocalHost, RunState
+from agentrl.cluster.spec import add_plugin_paths
+from agentrl.config import RunConfig, config_notes, dump_yaml
+from agentrl.observe import Progress, ProgressView, create_run_dir, progress_view, write_environment
+
+
+class Interrupted(Exception):
+    """The user or the system asked the run to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A finished run.
+
+    Attributes:
+        accuracy_before, accuracy_after: on the held-out tasks; None if there are none.
+        fates: ended episodes by fate.
+    """
+
+    run_dir: Path
+    steps: int
+    accuracy_before: float | None
+    accuracy_after: float | None
+    dispatched: int
+    fates: dict[str, int]
+    seconds: float
+
+
+def run(config: RunConfig, *, plugin_paths: Sequence[str] = (), console: Console | None = None) -> RunResult:
+    """Trains as `config` says and returns when the model is saved.
+
+    Args:
+        plugin_paths: folders in which modules named by the config are looked for, after everything installed.
+
+    Raises:
+        PluginError, DataError, DeviceError: the config names something that is not there; nothing was started.
+        ProcessFailed: a process of the run failed.
+        Interrupted: SIGINT or SIGTERM.
+    """
+    console = console or Console()
+    plugin_paths = tuple(dict.fromkeys((*plugin_paths, os.getcwd())))
+    add_plugin_paths(plugin_paths)
+    model_path = resolve_model(config.model.path)
+    check_user_code(config)
+    run_dir = create_run_dir(config.trainer.output_dir, config.trainer.experiment_name)
+    (run_dir / "config.yaml").write_text(dump_yaml(config))
+    write_environment(run_dir, [config.trainer.device])
+    console.print(f"[bold]agentrl[/bold] {run_dir}")
+    for note in config_notes(config):
+        console.print(note, style="dim", highlight=False)
+    return asyncio.run(_supervise(LocalHost(config, run_dir, model_path, plugin_paths), console))
+
+
+def resolve_model(path: str) -> str:
+    """The folder of a model, or a hub id as it is.
+
+    Raises:
+        PluginError: it looks like a folder, but is not there or holds no model.
+    """
+    from agentrl.sdk.plugin import PluginError
+    from agentrl.tiny import TINY_MODEL, tiny_model_path
+
+    if path == TINY_MODEL:
+        return str(tiny_model_path())
+    if (Path(path) / "config.json").is_file() or (path.count("/") == 1 and path[0] not in "./~"):
+        return path
+    raise PluginError(
+        f"model.path: {path!r} is no folder with a config.json, no hub id (owner/name), and not {TINY_MODEL!r}, "
+        "the bundled model"
+    )
+
+
+def check_user_code(config: RunConfig) -> None:
+    """Finds the agent, the environment and the tasks before any process starts."""
+    from agentrl.rollout.episode import Plugins
+    from agentrl.rollout.tasks import load_tasks
+
+    Plugins.load(config)
+    load_tasks(config.data, "train")
+    load_tasks(config.data, "val")
+
+
+async def _supervise(host: LocalHost, console: Console) -> RunResult:
+    loop = asyncio.get_running_loop()
+    work = asyncio.ensure_future(_watch(host, progress_view(console)))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, work.cancel)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        raise Interrupted(f"stopped; what there is of the run lies in {host.run_dir}") from None
+
+
+async def _watch(host: LocalHost, view: ProgressView) -> RunResult:
+    began = time.monotonic()
+    first_step: float | None = None
+    last: RunState | None = None
+    try:
+        view.update(Progress(phase="starting the processes"))
+        async with host:
+            async for state in host.states():
+                last = state
+                if first_step is None and state.trainer.phase == "waiting for a batch":
+                    first_step = time.monotonic()
+                view.update(_progress(state, time.monotonic() - began, first_step))
+            await host.wait_for_trainer()
+    finally:
+        view.close()
+    assert last is not None
+    return RunResult(
+        run_dir=host.run_dir,
+        steps=last.trainer.step,
+        accuracy_before=last.trainer.val_first,
+        accuracy_after=last.trainer.val_last,
+        dispatched=last.rollout.dispatched,
+        fates=last.rollout.fates,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _progress(state: RunState, elapsed: float, first_step: float | None) -> Progress:
+    trainer, rollout, row = state.trainer, state.rollout, state.trainer.metrics
+    eta = None
+    if first_step is not None and trainer.step and trainer.total_steps:
+        eta = (time.monotonic() - first_step) / trainer.step * (trainer.total_steps - trainer.step)
+    waiting = trainer.phase == "waiting for a batch"
+    lag_max = row.get("staleness/lag_max")
+    return Progress(
+        phase=trainer.phase,
+        step=int(row["step"]) if row else trainer.step,
+        total_steps=trainer.total_steps or None,
+        policy_version=trainer.version,
+        reward_mean=row.get("reward/mean"),
+        val_accuracy=trainer.val_last,
+        val_accuracy_first=trainer.val_first,
+        lag_max=None if lag_max is None else int(lag_max),
+        lag_mean=row.get("staleness/lag_mean"),
+        train_tokens_per_s=row.get("throughput/train_tokens_per_s"),
+        rollout_tokens_per_s=row.get("throughput/rollout_tokens_per_s"),
+        idle_trainer=row.get("idle/trainer"),
+        idle_engine=row.get("idle/engine"),
+        queue_size=rollout.queued_groups,
+        in_flight=rollout.in_flight,
+        running=rollout.running_episodes,
+        capacity=rollout.capacity,
+        elapsed=elapsed,
+        eta=eta,
+        waiting_for=rollout.waiting_for if waiting else None,
+        waiting_seconds=trainer.phase_seconds if waiting else None,
+    )

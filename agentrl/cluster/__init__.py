@@ -1,0 +1,1 @@
+"""Where the components of a run live: hosts, processes, and the calls between them."""

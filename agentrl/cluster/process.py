@@ -1,0 +1,138 @@
+"""The main function of every process that a host starts: `python -m agentrl.cluster.process ROLE SPEC`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from agentrl.cluster.rpc import RpcClient, RpcServer, connected
+from agentrl.cluster.spec import RunSpec, add_plugin_paths
+from agentrl.record.protocols import Engine, RolloutService, TrainerService
+
+
+async def run_engine(spec: RunSpec, role: str) -> None:
+    """Serves one engine until told to stop."""
+    from agentrl.device import get_device
+    from agentrl.engine.torch_engine import load_torch_engine
+
+    config = spec.run_config()
+    engine = await asyncio.to_thread(
+        lambda: load_torch_engine(
+            spec.model_path,
+            dtype=config.model.dtype,
+            device=get_device(config.trainer.device).torch_device(),
+            max_batch_size=config.rollout.max_batch_size,
+            max_model_len=config.rollout.max_model_len,
+        )
+    )
+    try:
+        await RpcServer(spec.address(role), engine, Engine).serve()
+    finally:
+        await engine.close()
+
+
+async def run_rollout(spec: RunSpec, role: str) -> None:
+    """Plays episodes and serves batches until told to stop."""
+    from agentrl.rollout import Plugins, RolloutWorker
+    from agentrl.session import ChatFormat
+
+    config = spec.run_config()
+    chat_format = await asyncio.to_thread(ChatFormat.load, config.model, spec.model_path)
+    clients = {name: RpcClient(spec.address(name), Engine, name=name) for name in spec.engine_roles()}
+    async with connected(*clients.values()):
+        worker = RolloutWorker(
+            config,
+            chat_format=chat_format,
+            plugins=Plugins.load(config),
+            engines={name: client.proxy for name, client in clients.items()},
+            run_dir=Path(spec.run_dir),
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(RpcServer(spec.address(role), worker, RolloutService).serve())
+            tasks.create_task(worker.run())
+
+
+async def run_trainer(spec: RunSpec, role: str) -> None:
+    """Trains to the end of the run."""
+    from transformers import AutoTokenizer
+
+    from agentrl.observe import MetricsWriter
+    from agentrl.trainer.actor import load_actor
+    from agentrl.trainer.loop import TrainLoop
+    from agentrl.weights.sender import ShmSender
+
+    config = spec.run_config()
+    run_dir = Path(spec.run_dir)
+    client = RpcClient(spec.address("rollout"), RolloutService, name="rollout worker")
+    async with connected(client):
+        actor = await asyncio.to_thread(load_actor, config, spec.model_path)
+        with MetricsWriter(run_dir, tensorboard="tensorboard" in config.trainer.logger) as writer:
+            loop = TrainLoop(
+                config,
+                actor=actor,
+                rollout=client.proxy,
+                sender=ShmSender(Path(spec.segments), config.weights.bucket_mb * 2**20),
+                sink=writer,
+                model_dir=run_dir / "model",
+            )
+            server = asyncio.ensure_future(RpcServer(spec.address(role), loop, TrainerService).serve())
+            training = asyncio.ensure_future(loop.run())
+            await asyncio.wait([server, training], return_when=asyncio.FIRST_COMPLETED)
+            server.cancel()
+            await training
+        AutoTokenizer.from_pretrained(spec.model_path).save_pretrained(run_dir / "model")
+
+
+ROLES: dict[str, Callable[[RunSpec, str], Awaitable[None]]] = {
+    "engine": run_engine,
+    "rollout": run_rollout,
+    "trainer": run_trainer,
+}
+
+
+async def _until_signal(work: Awaitable[None]) -> int:
+    """Runs `work`; SIGTERM cancels it. Returns the process's exit status."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+        return 0
+    return 128 + signal.SIGTERM
+
+
+def _die_with_parent() -> None:
+    """Standard input is a pipe held by the supervisor: its end means that the supervisor is gone."""
+    while sys.stdin.buffer.read(4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait(5.0)
+    os._exit(1)
+
+
+def main(role: str, spec_path: str) -> int:
+    """Takes a role in a run."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    spec = RunSpec.read(Path(spec_path))
+    add_plugin_paths(spec.plugin_paths)
+    return asyncio.run(_until_signal(ROLES[role.partition("-")[0]](spec, role)))
+
+
+if __name__ == "__main__":
+    status = 1
+    try:
+        status = main(sys.argv[1], sys.argv[2])
+    except Exception:
+        logging.getLogger("agentrl").exception("%s failed", sys.argv[1])
+    # Threads that still compute must not hold the process back.
+    logging.shutdown()
+    os._exit(status)

@@ -1,0 +1,122 @@
+"""What a configuration must hold across keys. Each rule names the keys it is about and a value that is valid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from math import ceil
+from pathlib import PurePath
+
+from agentrl.config import names
+from agentrl.config.errors import Problem
+from agentrl.config.ignored import given, ignored_keys
+from agentrl.config.schema import RunConfig
+
+
+def find_problems(config: RunConfig) -> list[Problem]:
+    """Everything that makes a well-typed configuration unfit to run, keys that would be ignored included."""
+    ignored = (problem for problem in ignored_keys(config) if given(config, problem.key))
+    return [*_names(config), *_rollout(config), *_validation(config), *_update(config), *_run(config), *ignored]
+
+
+def _names(config: RunConfig) -> Iterator[Problem]:
+    algorithm, actor = config.algorithm, config.actor
+    yield from _known_name("algorithm.adv_estimator", algorithm.adv_estimator, names.ADV_ESTIMATORS, "advantages")
+    yield from _known_name("actor.loss_mode", actor.loss_mode, names.LOSS_MODES, "losses")
+    yield from _known_name("actor.loss_agg_mode", actor.loss_agg_mode, names.LOSS_AGG_MODES)
+
+
+def _known_name(key: str, value: str, own: Iterable[str], plugins: str = "") -> Iterator[Problem]:
+    """`value` must be one of agentrl's own names, or an entry point of the group `agentrl.<plugins>`."""
+    if value in own:
+        return
+    installed = entry_points(group=f"agentrl.{plugins}").names if plugins else ()
+    known = sorted({*own, *installed})
+    if value not in known:
+        near = get_close_matches(value, known, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        yield Problem(key, f"{value!r} is not known", f"{hint}known: {', '.join(known)}")
+
+
+def _rollout(config: RunConfig) -> Iterator[Problem]:
+    rollout, estimator = config.rollout, config.algorithm.adv_estimator
+    if rollout.max_concurrent < rollout.n:
+        yield Problem(
+            "rollout.max_concurrent",
+            f"is {rollout.max_concurrent}, below rollout.n = {rollout.n}: not one group of episodes would fit",
+            f"set rollout.max_concurrent to {rollout.n} or more, or rollout.n to {rollout.max_concurrent} or less",
+            others=("rollout.n",),
+        )
+    if config.max_lag < config.eta:
+        threshold = config.async_training.staleness_threshold
+        bound = config.max_lag
+        yield Problem(
+            "rollout.max_head_offpolicyness",
+            f"is {bound}, below async_training.staleness_threshold = {threshold}: more would be admitted "
+            "than may still be trained",
+            f"set rollout.max_head_offpolicyness to {ceil(config.eta)} or more, or "
+            f"async_training.staleness_threshold to {bound} or less",
+            others=("async_training.staleness_threshold",),
+        )
+    if rollout.n == 1 and estimator in names.GROUP_BASELINES:
+        yield Problem(
+            "rollout.n",
+            f"is 1, but algorithm.adv_estimator = {estimator} compares the episodes of a group: every "
+            "advantage would be 0",
+            "set rollout.n to 2 or more, or algorithm.adv_estimator to reinforce_plus_plus",
+            others=("algorithm.adv_estimator",),
+        )
+    elif rollout.n == 1 and rollout.filter_zero_variance:
+        yield Problem(
+            "rollout.filter_zero_variance",
+            "is true, but with rollout.n = 1 no group has variance: every group would be dropped",
+            "set rollout.filter_zero_variance to false, or rollout.n to 2 or more",
+            others=("rollout.n",),
+        )
+    yield from _lengths(config)
+
+
+def _lengths(config: RunConfig) -> Iterator[Problem]:
+    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    longest = config.rollout.max_model_len
+    if prompt + response > longest:
+        lower = f"data.max_prompt_length to {longest - response} or less" if response < longest else "the two lower"
+        yield Problem(
+            "rollout.max_model_len",
+            f"is {longest}, below data.max_prompt_length + data.max_response_length = {prompt} + {response}: "
+            "the longest turn would not fit the engine",
+            f"set rollout.max_model_len to {prompt + response} or more, or {lower}",
+            others=("data.max_prompt_length", "data.max_response_length"),
+        )
+
+
+def _validation(config: RunConfig) -> Iterator[Problem]:
+    if config.trainer.test_freq > 0 and config.data.val is None:
+        yield Problem(
+            "trainer.test_freq",
+            f"is {config.trainer.test_freq}, but data.val names no held-out tasks",
+            "set data.val, or trainer.test_freq to 0",
+            others=("data.val",),
+        )
+
+
+def _update(config: RunConfig) -> Iterator[Problem]:
+    actor = config.actor
+    if actor.loss_mode == "bypass_mode" and actor.proximal != "bypass":
+        yield Problem(
+            "actor.loss_mode",
+            f"is bypass_mode, but actor.proximal = {actor.proximal}",
+            "set actor.proximal to bypass, or actor.loss_mode to vanilla",
+            others=("actor.proximal",),
+        )
+
+
+def _run(config: RunConfig) -> Iterator[Problem]:
+    name = config.trainer.experiment_name
+    if PurePath(name).name != name or name in ("", ".", ".."):
+        yield Problem(
+            "trainer.experiment_name",
+            f"{name!r} is not the name of one folder",
+            "use a name without slashes; trainer.output_dir says where the folder goes",
+        )

@@ -1,0 +1,261 @@
+"""The keys a run understands. Each field's docstring is what `agentrl config explain KEY` prints.
+
+Unknown keys are errors, and so are keys that the chosen engine, loss or mode would ignore (see `checks.py`).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentrl.config.correction import RolloutCorrectionConfig
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    """A group of keys: immutable once loaded, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    """Which policy is trained and how its conversations become tokens."""
+
+    path: str = "tiny"
+    """A directory in Hugging Face format, a hub id, or `tiny`: the model bundled with agentrl."""
+    renderer: str = "auto"
+    """Chat renderer of the package `renderers` (`qwen3`, `llama-3`, ...). `auto`: by the model's own files."""
+    tool_prompt: Literal["auto", "template", "compact"] = "auto"
+    """How tools are described to the model: `template` is the model's own, `compact` one JSON line a tool in the
+    system message. `auto`: what the model's tokenizer_config.json asks for under `agentrl`, else `template`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of weights and products in trainer and engine. bfloat16 is slow on most CPUs."""
+
+
+class DataConfig(Section):
+    """The tasks."""
+
+    train: str = Field(default=...)
+    """Training tasks: a `.jsonl` file, or `package.module:function` that returns a list of tasks."""
+    train_args: dict[str, Any] = {}
+    """Keyword arguments of the function named by `data.train`."""
+    val: str | None = None
+    """Held-out tasks, given like `data.train`. Without them nothing is validated."""
+    val_args: dict[str, Any] = {}
+    """Keyword arguments of the function named by `data.val`."""
+    prompt_key: str = "prompt"
+    """Key of a row's prompt in a data file: a string, or a list of chat messages."""
+    answer_key: str = "answer"
+    """Key of a row's expected answer in a data file."""
+    max_prompt_length: int = Field(default=1024, ge=1)
+    """Longest prompt of a turn, in tokens; an episode that would exceed it ends as `truncated`."""
+    max_response_length: int = Field(default=512, ge=1)
+    """Most tokens sampled in one turn; a client's own `max_tokens` can only lower it."""
+    seed: int = 0
+    """Seed of the whole run: task order, sampling, initialisation."""
+    shuffle: bool = True
+    """Visit the training tasks of an epoch in a random order."""
+
+
+class PluginConfig(Section):
+    """A class of yours, built anew for every episode."""
+
+    args: dict[str, Any] = {}
+    """Keyword arguments of its constructor."""
+
+
+class AgentConfig(PluginConfig):
+    """Who plays the episodes."""
+
+    loop: str = "agentrl:ToolAgentLoop"
+    """The `AgentLoop` subclass, as `package.module:Class`."""
+
+
+class EnvConfig(PluginConfig):
+    """What the agent acts in."""
+
+    cls: str | None = None
+    """The `Env` subclass, as `package.module:Class`. Needed by `ToolAgentLoop` only."""
+
+
+class RolloutConfig(Section):
+    """Generation: engines, episodes and how far they may run ahead of the trainer."""
+
+    engine: Literal["torch"] = "torch"
+    """Generation back end."""
+    n: int = Field(default=8, ge=1)
+    """Episodes of each task (the group of group-relative advantages)."""
+    max_head_offpolicyness: int | None = Field(default=None, ge=0)
+    """H: the most policy versions a trained token may lag behind the weights that train on it. A hard bound,
+    checked when a batch is taken. Default: `async_training.staleness_threshold` rounded up, or 1."""
+    max_concurrent: int = Field(default=128, ge=1)
+    """Most episodes in flight at once, over all engines."""
+    max_batch_size: int = Field(default=128, ge=1)
+    """Most sequences one engine decodes together; further requests wait in its queue."""
+    max_model_len: int = Field(default=2048, ge=2)
+    """Longest sequence (prompt and response, in tokens) an engine holds in its KV cache."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature of training episodes. The trainer applies it too."""
+    episode_timeout: float = Field(default=300.0, gt=0)
+    """Seconds until a running episode is ended with the fate `timeout`."""
+    filter_zero_variance: bool = True
+    """Drop groups whose members all have the same reward: they carry no group-relative advantage. Their places
+    are refilled."""
+    n_gpus_per_node: int = Field(default=1, ge=1)
+    """Engine processes on this machine, one device each (on CPU: one process each)."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads of each engine process. More than one is slower wherever processes share the cores."""
+
+
+class AsyncTrainingConfig(Section):
+    """How generation and training overlap."""
+
+    staleness_threshold: float | None = Field(default=None, ge=0)
+    """eta: how many training batches, beyond those of the current version, may be admitted ahead (may be
+    fractional). Default: `rollout.max_head_offpolicyness`."""
+    trigger_parameter_sync_step: int = Field(default=1, ge=1)
+    """T: training steps between two publications of new weights to the engines."""
+    partial_rollout: bool = True
+    """At an update: true interrupts running generations and continues them under the new weights, the version
+    of each token recorded; false stops admission and lets running episodes finish first."""
+    require_batches: int = Field(default=1, ge=1)
+    """Optimiser steps a training step takes, each on `actor.ppo_mini_batch_size` groups."""
+    on_stale: Literal["wait", "drop", "train"] = "wait"
+    """What happens to a group that would pass the bound. `wait`: batches are formed so that none does, nothing is
+    thrown away; `drop`: it ends as `stale` and its place is refilled; `train`: it is trained and counted."""
+
+
+class AlgorithmConfig(Section):
+    """From rewards to advantages, and the correction for being off-policy."""
+
+    adv_estimator: str = "grpo"
+    """Advantage estimator, by verl's name."""
+    norm_adv_by_std_in_grpo: bool = True
+    """Divide group-relative advantages by the group's standard deviation; false is Dr.GRPO."""
+    rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+    """Weights between the behaviour policy (which sampled) and the proximal policy (the anchor of the clip)."""
+
+
+class OptimConfig(Section):
+    """AdamW and its schedule."""
+
+    lr: float = Field(default=1e-6, gt=0)
+    """Peak learning rate."""
+    lr_warmup_steps: int = Field(default=0, ge=0)
+    """Optimiser steps of linear warm-up from 0."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Decay after the warm-up, down to `min_lr_ratio` at the last step of the run."""
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Learning rate at the end of the decay, as a share of `lr`."""
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    """AdamW's exponential decay rates."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay, on matrices only."""
+
+
+class ActorConfig(Section):
+    """The policy update."""
+
+    proximal: Literal["recompute", "bypass"] = "recompute"
+    """Proximal policy of decoupled PPO. `recompute`: one extra forward with the weights at the start of the
+    training step; `bypass`: the behaviour policy itself, no extra forward."""
+    loss_mode: str = "vanilla"
+    """Policy loss, by verl's name."""
+    loss_agg_mode: str = "token-mean"
+    """How token losses become one number, by verl's name. Denominators are those of the whole optimiser step."""
+    clip_ratio_low: float = Field(default=0.2, ge=0, le=1)
+    """The ratio is clipped below at 1 - this."""
+    clip_ratio_high: float = Field(default=0.2, ge=0)
+    """The ratio is clipped above at 1 + this (higher than `clip_ratio_low`: clip-higher)."""
+    clip_ratio_c: float = Field(default=3.0, gt=1)
+    """Dual clip: bound of the loss for negative advantages, as a multiple of the advantage."""
+    ppo_mini_batch_size: int = Field(default=16, ge=1)
+    """Groups of each optimiser step."""
+    ppo_max_token_len_per_gpu: int = Field(default=16384, ge=1)
+    """Most tokens packed into one micro-batch; longer sequences get one of their own."""
+    grad_clip: float = Field(default=1.0, gt=0)
+    """Largest norm of the gradient; above it the gradient is scaled down. Non-finite: the step is skipped."""
+    optim: OptimConfig = OptimConfig()
+    """Optimiser."""
+
+
+class WeightsConfig(Section):
+    """The way of new weights from the trainer to the engines."""
+
+    bucket_mb: int = Field(default=16, ge=1)
+    """Size of a transfer bucket in MiB. Two are in shared memory at a time."""
+
+
+class TrainerConfig(Section):
+    """The run."""
+
+    device: Literal["auto", "cpu", "cuda", "npu"] = "auto"
+    """Device of trainer and engines. `auto`: npu, else cuda, else cpu."""
+    total_steps: int | None = Field(default=None, ge=1)
+    """Training steps of the run; it ends earlier if the epochs do. Default: as many as `total_epochs` give."""
+    total_epochs: int | None = Field(default=None, ge=1)
+    """Passes over the training tasks; the run ends earlier if the steps do. Default: as many as `total_steps` need,
+    or 1 without `total_steps`."""
+    test_freq: int = Field(default=0, ge=0)
+    """Validate every this many training steps (0: only before and after training)."""
+    val_before_train: bool = True
+    """Validate the untrained policy first."""
+    logger: tuple[Literal["tensorboard"], ...] = ("tensorboard",)
+    """Where metrics go beside `metrics.jsonl`."""
+    experiment_name: str = "default"
+    """Name of the run's folder below `output_dir`."""
+    output_dir: str = "runs"
+    """Folder of all runs."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads of the trainer process. More than one is slower wherever processes share the cores."""
+
+
+class ValConfig(Section):
+    """Validation on held-out tasks, beside the staleness gate."""
+
+    n: int = Field(default=1, ge=1)
+    """Episodes of each held-out task."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use only the first this many held-out tasks."""
+
+
+class RunConfig(Section):
+    """A whole run: what `agentrl train` reads."""
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = Field(default=...)
+    agent: AgentConfig = AgentConfig()
+    env: EnvConfig = EnvConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    async_training: AsyncTrainingConfig = AsyncTrainingConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    actor: ActorConfig = ActorConfig()
+    weights: WeightsConfig = WeightsConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    val: ValConfig = ValConfig()
+
+    @property
+    def groups_per_step(self) -> int:
+        """B: groups of one training step."""
+        return self.actor.ppo_mini_batch_size * self.async_training.require_batches
+
+    @property
+    def eta(self) -> Fraction:
+        """eta: how far admission may run ahead, in training batches; exact."""
+        threshold = self.async_training.staleness_threshold
+        if threshold is not None:
+            return Fraction(str(threshold))
+        bound = self.rollout.max_head_offpolicyness
+        return Fraction(1 if bound is None else bound)
+
+    @property
+    def max_lag(self) -> int:
+        """H: the staleness bound, in policy versions."""
+        bound = self.rollout.max_head_offpolicyness
+        return ceil(self.eta) if bound is None else bound

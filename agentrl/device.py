@@ -1,0 +1,108 @@
+"""The device layer: cpu, cuda and npu behind the few names the rest needs. A leaf that every room may import."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+DEVICE_TYPES = ("cpu", "cuda", "npu")
+
+
+class DeviceError(ValueError):
+    """The asked-for device is not there; says what is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What differs between devices.
+
+    Attributes:
+        type: torch's device type.
+        collective_backend: of torch.distributed.
+        ray_resource: what Ray counts; empty where processes need none.
+        visible_devices: environment variable that limits a process to some devices; empty on cpu.
+    """
+
+    type: str
+    collective_backend: str
+    ray_resource: str
+    visible_devices: str
+
+    def torch_device(self, index: int = 0) -> torch.device:
+        """The torch device of this type with that index."""
+        import torch
+
+        return torch.device(self.type) if self.type == "cpu" else torch.device(self.type, index)
+
+    def module(self) -> Any:
+        """`torch.cuda`, `torch.npu`, or None on cpu."""
+        import torch
+
+        return None if self.type == "cpu" else getattr(torch, self.type)
+
+    def synchronize(self) -> None:
+        """Waits for the device's queued work, so that a clock measures it."""
+        module = self.module()
+        if module is not None:
+            module.synchronize()
+
+    def environment(self, index: int) -> dict[str, str]:
+        """Environment variables that give a process the device with that index and no other."""
+        return {self.visible_devices: str(index)} if self.visible_devices else {}
+
+
+_DEVICES = {
+    "cpu": Device("cpu", "gloo", "", ""),
+    "cuda": Device("cuda", "nccl", "GPU", "CUDA_VISIBLE_DEVICES"),
+    "npu": Device("npu", "hccl", "NPU", "ASCEND_RT_VISIBLE_DEVICES"),
+}
+
+
+def get_device(name: str = "auto") -> Device:
+    """The device called `cpu`, `cuda` or `npu`, checked to be there; `auto` takes npu, else cuda, else cpu.
+
+    Raises:
+        DeviceError: an unknown name, or a device that torch does not see.
+    """
+    if name == "auto":
+        return next(_DEVICES[kind] for kind in ("npu", "cuda", "cpu") if _available(kind))
+    if name not in _DEVICES:
+        raise DeviceError(f"trainer.device is {name!r}: use one of auto, {', '.join(DEVICE_TYPES)}")
+    if not _available(name):
+        there = ", ".join(kind for kind in DEVICE_TYPES if _available(kind))
+        raise DeviceError(f"trainer.device is {name!r}, but torch sees no such device; there is: {there}")
+    return _DEVICES[name]
+
+
+def _available(kind: str) -> bool:
+    if kind == "cpu":
+        return True
+    import torch
+
+    if kind == "npu":
+        if importlib.util.find_spec("torch_npu") is None and not hasattr(torch, "npu"):
+            return False
+        if not hasattr(torch, "npu"):
+            importlib.import_module("torch_npu")
+    return bool(getattr(torch, kind).is_available())
+
+
+def compute_environment(threads: int) -> dict[str, str]:
+    """Environment of a process that computes on this machine's CPU: pinned threads, memory kept and in large pages.
+
+    Without it the C library gives every freed activation back to the system, and the trainer runs at half its speed.
+    """
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+        "MALLOC_MMAP_MAX_": "0",
+        "MALLOC_TRIM_THRESHOLD_": "100000000000",
+        "MALLOC_TOP_PAD_": "500000000",
+    }

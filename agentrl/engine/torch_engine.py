@@ -1,0 +1,228 @@
+"""The torch engine: continuous batching over any Hugging Face causal LM, on cpu, cuda or npu."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from agentrl.engine.attention import ENGINE_ATTENTION
+from agentrl.engine.batch import ContinuousBatch
+from agentrl.engine.sequence import Sequence
+from agentrl.record import EngineError
+from agentrl.record.protocols import Bucket, EngineStats, GenerateRequest, GenerateResult
+from agentrl.weights.receiver import BucketReceiver
+
+T = TypeVar("T")
+
+
+class TorchEngine:
+    """Implements `record.protocols.Engine`.
+
+    All computing happens in one thread of its own; the event loop only hands work over, so it always answers.
+    At a weight update running requests stop after their current token, and go on under the new weights with their
+    keys and values computed again: no token is ever computed from the cache of older weights.
+
+    Args:
+        model: a causal LM; its attention implementation is replaced.
+        version: policy version of the weights it has now.
+    """
+
+    def __init__(self, model: Any, *, max_batch_size: int, max_model_len: int, version: int = 0) -> None:
+        _check_attention(model.config, max_model_len)
+        model.set_attn_implementation(ENGINE_ATTENTION)
+        model.eval().requires_grad_(False)
+        self.max_model_len = max_model_len
+        self._batch = ContinuousBatch(model, max_batch_size=max_batch_size)
+        self._receiver = BucketReceiver(dict(model.named_parameters()))
+        self._version = version
+        self._wake = threading.Condition()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._paused = self._closing = False
+        self._updating = False
+        self._failure: BaseException | None = None
+        self._generated = self._prompted = 0
+        self._busy = self._paused_seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
+        self._thread.start()
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        if request.min_version > self._version:
+            raise EngineError(f"asked for version {request.min_version}, but the engine is at {self._version}")
+        if len(request.token_ids) + request.max_tokens > self.max_model_len or not len(request.token_ids):
+            raise EngineError(
+                f"prompt of {len(request.token_ids)} and max_tokens {request.max_tokens} do not fit into "
+                f"rollout.max_model_len {self.max_model_len}"
+            )
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[GenerateResult] = loop.create_future()
+
+        def deliver(result: GenerateResult) -> None:
+            loop.call_soon_threadsafe(_resolve, future, result)
+
+        self._submit(lambda: self._batch.waiting.append(Sequence(request, deliver)))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._submit(lambda: self._abort([request.request_id]))
+            raise
+
+    async def abort(self, request_ids: list[str]) -> None:
+        await self._call(lambda: self._abort(request_ids))
+
+    async def pause(self) -> None:
+        await self._call(lambda: setattr(self, "_paused", True))
+
+    async def resume(self) -> None:
+        await self._call(lambda: setattr(self, "_paused", False))
+
+    async def start_weight_update(self) -> None:
+        def start() -> None:
+            if not self._paused:
+                raise EngineError("pause the engine before a weight update")
+            self._updating = True
+            self._receiver.start()
+
+        await self._call(start)
+
+    async def update_weights(self, bucket: Bucket) -> None:
+        await self._call(lambda: self._receiver.receive(bucket))
+
+    async def finish_weight_update(self, version: int) -> None:
+        def finish() -> None:
+            self._receiver.finish()
+            self._batch.preempt()
+            self._version = version
+            self._updating = False
+
+        await self._call(finish)
+
+    async def stats(self) -> EngineStats:
+        self._check_alive()
+        return EngineStats(
+            self._version,
+            self._generated,
+            self._prompted,
+            self._busy,
+            self._paused_seconds,
+            len(self._batch.running),
+            len(self._batch.waiting),
+        )
+
+    async def close(self) -> None:
+        """Stops the computing thread; requests still in flight are aborted."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join, 5.0)
+
+    def _submit(self, command: Callable[[], None]) -> None:
+        self._check_alive()
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify()
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        """Runs `function` in the computing thread, between two steps."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def command() -> None:
+            try:
+                result = function()
+            except Exception as error:  # noqa: BLE001  handed to the caller
+                loop.call_soon_threadsafe(_fail, future, error)
+            else:
+                loop.call_soon_threadsafe(_resolve, future, result)
+
+        self._submit(command)
+        return await future
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise EngineError(f"the engine has failed: {self._failure!r}") from self._failure
+
+    def _abort(self, request_ids: list[str]) -> None:
+        for sequence in self._batch.remove(set(request_ids)):
+            sequence.finish("abort")
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                if not self._paused and not self._updating:
+                    started = time.perf_counter()
+                    generated, prompted = self._batch.step(self._version)
+                    self._busy += time.perf_counter() - started
+                    self._generated += generated
+                    self._prompted += prompted
+        except Exception as error:  # noqa: BLE001  kept for all callers, present and future
+            self._failure = error
+        for sequence in [*self._batch.waiting, *self._batch.running]:
+            sequence.finish("abort")
+
+    def _wait_for_work(self) -> bool:
+        """Runs pending commands, sleeps while there is nothing to compute; False when closing."""
+        while True:
+            while self._commands:
+                self._commands.popleft()()
+            idle_since = time.perf_counter()
+            with self._wake:
+                if self._closing:
+                    return False
+                if self._commands:
+                    continue
+                stopped = self._paused or self._updating
+                if not stopped and (self._batch.waiting or self._batch.running):
+                    return True
+                self._wake.wait()
+            if stopped:
+                self._paused_seconds += time.perf_counter() - idle_since
+
+
+def load_torch_engine(path: str, *, dtype: str, device: torch.device, **limits: int) -> TorchEngine:
+    """An engine for the model in `path` (directory or hub id).
+
+    Args:
+        limits: `max_batch_size` and `max_model_len`.
+
+    Raises:
+        OSError: no model there.
+        EngineError: a model whose attention the torch engine can't do.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+    return TorchEngine(model.to(device), **limits)
+
+
+def _check_attention(config: Any, max_model_len: int) -> None:
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None)
+    if layer_types - {"full_attention", "sliding_attention"}:
+        raise EngineError(f"the torch engine has no {', '.join(sorted(layer_types))} layers: use rollout.engine=vllm")
+    if "sliding_attention" in layer_types and window is not None and window < max_model_len:
+        raise EngineError(
+            f"the model's attention window of {window} is shorter than rollout.max_model_len {max_model_len}: "
+            f"set rollout.max_model_len to {window} or less"
+        )
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and max_model_len > positions:
+        raise EngineError(
+            f"rollout.max_model_len is {max_model_len}, but the model has {positions} positions: set it to "
+            f"{positions} or less"
+        )
+
+
+def _resolve(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

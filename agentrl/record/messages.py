@@ -1,0 +1,97 @@
+"""Chat messages as every room sees them: plain dictionaries in the OpenAI Chat format, normalised once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Message = dict[str, Any]
+ToolSpec = dict[str, Any]
+"""An OpenAI tool specification: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class MessageError(ValueError):
+    """A message list that no chat template can render; says which message and what to change."""
+
+
+def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Copies `messages` into the one form the renderers and the message graph work on.
+
+    `content: null` becomes an empty string, text parts are joined, `developer` becomes `system`, tool-call
+    arguments sent as a JSON string become an object. Arguments that are not valid JSON stay the string they
+    were: history is what happened, and must render rather than raise.
+
+    Raises:
+        MessageError: empty list, a message without a known role, or a content part that is not text.
+    """
+    if not messages:
+        raise MessageError("messages is empty: pass at least one message, e.g. [{'role': 'user', 'content': 'hi'}]")
+    return [_normalise(index, message) for index, message in enumerate(messages)]
+
+
+def _normalise(index: int, message: Mapping[str, Any]) -> Message:
+    role = message.get("role")
+    role = "system" if role == "developer" else role
+    if role not in ROLES:
+        raise MessageError(f"messages[{index}].role is {role!r}: use one of {', '.join(ROLES)}")
+    result: Message = {"role": role, "content": _text(index, message.get("content"))}
+    if message.get("tool_calls"):
+        result["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+    for key in ("reasoning_content", "tool_call_id", "name"):
+        if isinstance(message.get(key), str):
+            result[key] = message[key]
+    return result
+
+
+def _text(index: int, content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = []
+    for part in content:
+        part = {"type": "text", "text": part} if isinstance(part, str) else part
+        text, kind = part.get("text"), part.get("type")
+        if not isinstance(text, str):
+            raise MessageError(f"messages[{index}].content holds a part of type {kind!r}: only text is supported")
+        parts.append(text)
+    return "".join(parts)
+
+
+def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function") or call
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments) if arguments.strip() else {}
+        except ValueError:
+            parsed = None
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    return {
+        "type": "function",
+        "id": call.get("id") or "",
+        "function": {"name": function.get("name", ""), "arguments": arguments},
+    }
+
+
+def with_compact_tools(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Message]:
+    """Describes `tools` in the system message, one short JSON line each, instead of in the model's full template.
+
+    For small models, whose context the full template (some 200 tokens) would fill:
+
+        {"name": "calculator", "arguments": {"expression": "string"}}
+    """
+    lines = []
+    for tool in tools:
+        function = tool.get("function", tool)
+        properties = function.get("parameters", {}).get("properties", {})
+        arguments = {name: schema.get("type", "any") for name, schema in properties.items()}
+        lines.append(json.dumps({"name": function["name"], "arguments": arguments}))
+    described = "Tools:\n" + "\n".join(lines)
+    if messages and messages[0]["role"] == "system":
+        head = messages[0]["content"]
+        return [{**messages[0], "content": f"{head}\n{described}" if head else described}, *messages[1:]]
+    return [{"role": "system", "content": described}, *messages]

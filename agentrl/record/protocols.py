@@ -1,0 +1,252 @@
+"""What the rooms ask of each other. Components implement these; hosts decide where each one runs.
+
+Every method may be called from another process: arguments and results are dataclasses of plain values and
+arrays, and a failure is one of the typed errors in `errors.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+
+from agentrl.record.trajectory import Batch
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One turn to sample.
+
+    Attributes:
+        token_ids: int32 `[T]`, the whole prompt.
+        max_tokens: most tokens to sample.
+        temperature: 0 is greedy.
+        stop_token_ids: sampling one of these ends the turn; it is part of the result.
+        seed: with the same weights and prompt, the same tokens.
+        min_version: an engine with older weights must not serve it.
+    """
+
+    request_id: str
+    token_ids: np.ndarray
+    max_tokens: int
+    temperature: float
+    stop_token_ids: tuple[int, ...]
+    seed: int
+    min_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateResult:
+    """What was sampled.
+
+    Attributes:
+        token_ids: int32 `[T]`, including the stop token.
+        logprobs: float32 `[T]`, under the distribution sampled from (after temperature).
+        versions: int32 `[T]`, policy version each token was sampled under.
+        finish_reason: `abort` if somebody else ended it: what is there is valid, but not an answer.
+    """
+
+    request_id: str
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    versions: np.ndarray
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSlice:
+    """Where a bucket holds which bytes of a tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    tensor_offset: int
+    bucket_offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Weights on their way: which shared segment holds which tensors.
+
+    Attributes:
+        segment: file of the shared memory segment.
+        nbytes: bytes in use.
+        checksum: xxh3-64 of those bytes.
+    """
+
+    index: int
+    segment: str
+    nbytes: int
+    checksum: int
+    slices: tuple[TensorSlice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the engine started, and what it does now.
+
+    Attributes:
+        busy_seconds: time with at least one sequence being computed.
+        paused_seconds: time spent paused for updates.
+    """
+
+    version: int
+    generated_tokens: int
+    prompt_tokens: int
+    busy_seconds: float
+    paused_seconds: float
+    running: int
+    waiting: int
+
+
+class Engine(Protocol):
+    """A generation back end. `update_weights` is called between `start_` and `finish_weight_update`."""
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult: ...
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """Ends requests; their `generate` returns with `finish_reason="abort"`."""
+        ...
+
+    async def pause(self) -> None:
+        """Stops sampling after the current token; requests stay and new ones queue."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def start_weight_update(self) -> None:
+        """The engine must be paused."""
+        ...
+
+    async def update_weights(self, bucket: Bucket) -> None: ...
+
+    async def finish_weight_update(self, version: int) -> None:
+        """Checks that all weights arrived, drops every cache of the old ones, and is at `version` from now on."""
+        ...
+
+    async def stats(self) -> EngineStats: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReport:
+    """Seconds of one publication, whole, and of that with the engines paused."""
+
+    version: int
+    seconds: float
+    paused_seconds: float
+    engines: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationReport:
+    """Held-out results.
+
+    Attributes:
+        accuracy: share of judged episodes solved (reward part `accuracy` if the reward has one, else reward >= 1).
+        reward: mean reward of judged episodes.
+        episodes: judged ones.
+        failed: those that infrastructure kept from being judged; in no mean.
+        version_first, version_last: policy versions of the oldest and newest token sampled.
+    """
+
+    accuracy: float
+    reward: float
+    episodes: int
+    failed: int
+    version_first: int
+    version_last: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStatus:
+    """The rollout side at a glance. Counters are since the start of the run.
+
+    Attributes:
+        fates: ended training episodes by fate; their sum and `in_flight` make `dispatched`.
+        in_flight: dispatched episodes without a fate: running, queued, or being trained on.
+        waiting_for: what the next batch waits for, in words.
+    """
+
+    version: int
+    dispatched: int
+    in_flight: int
+    fates: dict[str, int] = field(default_factory=dict)
+    running_episodes: int = 0
+    running_groups: int = 0
+    queued_groups: int = 0
+    capacity: int = 0
+    generated_tokens: int = 0
+    engine_busy_seconds: float = 0.0
+    engines: int = 0
+    waiting_for: str = ""
+
+
+class RolloutService(Protocol):
+    """The rollout side as the trainer sees it."""
+
+    async def take_batch(self, version: int) -> Batch:
+        """The next batch within the staleness bound of `version`; waits until there is one.
+
+        Raises:
+            RolloutEnded: no further batch will come.
+        """
+        ...
+
+    async def acknowledge(self, batch_id: int) -> None:
+        """The batch was trained: its episodes end as `trained`."""
+        ...
+
+    async def begin_publish(self, version: int) -> None:
+        """Pauses the engines for an update to `version`."""
+        ...
+
+    async def publish_bucket(self, bucket: Bucket) -> None:
+        """Hands a bucket to every engine; returns when all have read it, so that it may be reused."""
+        ...
+
+    async def finish_publish(self, version: int) -> PublishReport:
+        """Resumes the engines under `version` and opens the gate.
+
+        Raises:
+            EngineError: no engine accepted the update.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """Ends all training episodes: no further batch will be taken."""
+        ...
+
+    async def validate(self) -> ValidationReport:
+        """Plays the held-out tasks; training episodes go on meanwhile."""
+        ...
+
+    async def status(self) -> RolloutStatus: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerStatus:
+    """The trainer at a glance: the last step's metrics row and what it does now."""
+
+    step: int
+    version: int
+    total_steps: int
+    phase: str
+    phase_seconds: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    val_first: float | None = None
+    val_last: float | None = None
+    done: bool = False
+    error: str = ""
+
+
+class TrainerService(Protocol):
+    """The trainer as the supervisor sees it."""
+
+    async def status(self, after_step: int) -> TrainerStatus:
+        """State now. `metrics` is the row of the first step later than `after_step`, if there is one."""
+        ...

@@ -1,0 +1,252 @@
+"""One episode: an agent plays one task, and what comes out of it has a type."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from agentrl.config import RunConfig
+from agentrl.record import (
+    AgentRLError,
+    ContextOverflow,
+    EngineError,
+    EnvError,
+    EpisodeClosed,
+    Fate,
+    PeerLost,
+    Task,
+    Trajectory,
+)
+from agentrl.record.trajectory import Status
+from agentrl.sdk import AgentLoop, Env, Reward, as_reward
+from agentrl.sdk.plugin import load_class
+from agentrl.session import ChatFormat, Generator, SamplingLimits, Session
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an episode ended.
+
+    Attributes:
+        trajectory: what was recorded, if any model call was.
+        reward: None unless somebody judged it.
+        failure: what kind of failure it was; None if it was judged.
+        reason: of the failure, in words.
+    """
+
+    trajectory: Trajectory | None
+    reward: Reward | None
+    failure: Fate | None = None
+    reason: str = ""
+    seconds: float = 0.0
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can be trained."""
+        return self.failure is None and self.trajectory is not None and self.trajectory.sampled_tokens > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """The user's classes, found and checked."""
+
+    loop: type[AgentLoop]
+    env: type[Env] | None
+
+    @classmethod
+    def load(cls, config: RunConfig) -> Plugins:
+        """What `agent` and `env` of a config name.
+
+        Raises:
+            PluginError: not found, of the wrong kind, or not built with these arguments.
+        """
+        env: type[Env] | None = None
+        kwargs = dict(config.agent.args)
+        if config.env.cls is not None:
+            env = load_class(config.env.cls, Env, key="env.cls", kwargs=config.env.args)
+            kwargs["env"] = None
+        loop = load_class(config.agent.loop, AgentLoop, key="agent.loop", kwargs=kwargs)
+        return cls(loop, env)
+
+
+class EpisodeRunner:
+    """Plays episodes with the agent and environment of a config.
+
+    A failure never escapes as an exception and never becomes a reward: it comes back typed. Only a cancellation
+    from outside passes through.
+    """
+
+    def __init__(self, config: RunConfig, plugins: Plugins, chat_format: ChatFormat, generator: Generator) -> None:
+        self._config = config
+        self._plugins = plugins
+        self._format = chat_format
+        self._generator = generator
+
+    async def play(self, task: Task, *, group_id: str, episode_id: str, version: int) -> Outcome:
+        """Plays `task` once; no weights older than `version` answer."""
+        session = Session(
+            episode_id,
+            self._format,
+            self._generator,
+            self._limits(task),
+            seed=self._config.data.seed,
+            min_version=version,
+        )
+        started = time.monotonic()
+        reward, failure, reason = await self._judge(task, session)
+        session.close()
+        seconds = time.monotonic() - started
+        if failure is None and not session.graph.turns:
+            failure, reason = Fate.AGENT_ERROR, f"{self._config.agent.loop} returned without any model call"
+        trajectory = None
+        if session.graph.turns:
+            cut = any(turn.finish_reason == "length" for turn in session.graph.turns)
+            status: Status = "aborted" if failure else "truncated" if cut else "completed"
+            trajectory = Trajectory(
+                episode_id=episode_id,
+                group_id=group_id,
+                task_id=task.id,
+                dataset_index=task.index,
+                epoch=task.epoch,
+                branches=session.graph.branches(),
+                reward=reward.value if reward else 0.0,
+                reward_parts=reward.parts if reward else {},
+                status=status,
+                version_admitted=version,
+                timings={"episode": seconds},
+                info=reward.info if reward else {},
+            )
+        return Outcome(trajectory, reward if failure is None else None, failure, reason, seconds)
+
+    def _limits(self, task: Task) -> SamplingLimits:
+        config = self._config
+        temperature = config.rollout.temperature if task.split == "train" else config.val.temperature
+        return SamplingLimits(
+            temperature, config.data.max_prompt_length, config.data.max_response_length, config.rollout.max_model_len
+        )
+
+    async def _judge(self, task: Task, session: Session) -> tuple[Reward | None, Fate | None, str]:
+        limit = self._config.rollout.episode_timeout
+        deadline = asyncio.timeout(limit)
+        try:
+            async with deadline:
+                return as_reward(await self._run(task, session)), None, ""
+        except TimeoutError as error:
+            if deadline.expired():
+                return None, Fate.TIMEOUT, f"ran longer than rollout.episode_timeout = {limit:g} s"
+            return None, Fate.AGENT_ERROR, _describe(error)
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+            return None, Fate.AGENT_ERROR, "the agent cancelled itself"
+        except EnvError as error:
+            return None, Fate.ENV_ERROR, _describe(error)
+        except (EngineError, PeerLost) as error:
+            return None, Fate.ENGINE_ERROR, _describe(error)
+        except ContextOverflow as error:
+            return None, Fate.TRUNCATED, _describe(error)
+        except Exception as error:
+            log.warning("episode %s: %s", session.episode_id, _describe(error), exc_info=error)
+            return None, Fate.AGENT_ERROR, _describe(error)
+        finally:
+            session.close()
+
+    async def _run(self, task: Task, session: Session) -> Any:
+        env = self._build_env()
+        try:
+            kwargs = dict(self._config.agent.args)
+            if env is not None:
+                kwargs["env"] = env
+            loop = self._plugins.loop(**kwargs)
+            if inspect.iscoroutinefunction(loop.run):
+                return await loop.run(task, session)
+            policy = BlockingPolicy(session, asyncio.get_running_loop())
+            try:
+                result = await _in_thread(lambda: loop.run(task, policy))
+            finally:
+                session.close()
+            return await result if inspect.isawaitable(result) else result
+        finally:
+            if env is not None:
+                await _close(env, session.episode_id)
+
+    def _build_env(self) -> Env | None:
+        if self._plugins.env is None:
+            return None
+        try:
+            return self._plugins.env(**self._config.env.args)
+        except AgentRLError:
+            raise
+        except Exception as error:
+            raise EnvError(f"{self._config.env.cls} could not be built: {_describe(error)}") from error
+
+
+class BlockingPolicy:
+    """A session for a plain `run` in a thread (`sdk.SyncPolicy`)."""
+
+    def __init__(self, session: Session, loop: asyncio.AbstractEventLoop) -> None:
+        self._session = session
+        self._loop = loop
+
+    def chat(self, messages: Any, tools: Any = None, *, max_tokens: int | None = None) -> Any:
+        return self._wait(self._session.chat(messages, tools, max_tokens=max_tokens))
+
+    def generate(self, token_ids: Any, *, max_tokens: int | None = None) -> Any:
+        return self._wait(self._session.generate(token_ids, max_tokens=max_tokens))
+
+    def reward(self, value: float, turn: int | None = None) -> None:
+        self._session.reward(value, turn)
+
+    def _wait(self, call: Coroutine[Any, Any, T]) -> T:
+        try:
+            return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+        except RuntimeError as error:
+            call.close()
+            raise EpisodeClosed(f"episode {self._session.episode_id} has ended") from error
+
+
+async def _in_thread(function: Callable[[], T]) -> T:
+    """Runs a plain function in a thread that does not keep the process alive if it never returns."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(setter: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            setter(value)
+
+    def work() -> None:
+        try:
+            result = function()
+        except Exception as error:  # noqa: BLE001  handed to the awaiting task
+            outcome: tuple[Callable[[Any], None], Any] = (future.set_exception, error)
+        else:
+            outcome = (future.set_result, result)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=work, name="agent-run", daemon=True).start()
+    return await future
+
+
+async def _close(env: Env, episode_id: str) -> None:
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await env.close()
+    except Exception as error:
+        log.warning("episode %s: closing its environment failed: %s", episode_id, _describe(error), exc_info=error)
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:500]

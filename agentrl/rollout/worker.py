@@ -1,0 +1,198 @@
+"""The rollout side as one component: everything between the data and the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from agentrl.config import RunConfig
+from agentrl.config.names import GROUP_BASELINES
+from agentrl.record import Batch, Fate, Group, RolloutEnded, TrajectoryWriter
+from agentrl.record.protocols import Bucket, Engine, PublishReport, RolloutStatus, ValidationReport
+from agentrl.rollout.batch_metrics import RewardWindow, staleness_metrics
+from agentrl.rollout.buffer import Buffer
+from agentrl.rollout.dispatcher import Dispatcher
+from agentrl.rollout.episode import EpisodeRunner, Plugins
+from agentrl.rollout.gate import StalenessGate
+from agentrl.rollout.ledger import Ledger
+from agentrl.rollout.publish import PublishCoordinator
+from agentrl.rollout.router import Router
+from agentrl.rollout.signal import Signal
+from agentrl.rollout.tasks import epochs, load_tasks
+from agentrl.rollout.validation import Validator
+from agentrl.session import ChatFormat
+
+
+class RolloutWorker:
+    """Implements `record.protocols.RolloutService`.
+
+    Args:
+        engines: by name; they may live anywhere.
+        run_dir: where fates and trajectories are written; None writes nothing.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        chat_format: ChatFormat,
+        plugins: Plugins,
+        engines: Mapping[str, Engine],
+        run_dir: Path | None,
+    ) -> None:
+        self._config = config
+        self._changed = Signal()
+        self._router = Router(engines)
+        self._publish = PublishCoordinator(self._router)
+        self._gate = StalenessGate.from_config(config)
+        self._buffer = Buffer(self._gate, batch_groups=config.groups_per_step, on_stale=config.async_training.on_stale)
+        self._ledger = Ledger(run_dir / "fates.jsonl" if run_dir else None)
+        self._writer = TrajectoryWriter(run_dir / "trajectories") if run_dir else None
+        self._rewards = RewardWindow()
+        self._taken: dict[int, list[Group]] = {}
+        self._batches = 0
+        self._ended = ""
+        self._dispatching: asyncio.Task[None] | None = None
+        runner = EpisodeRunner(config, plugins, chat_format, self._router)
+        tasks = load_tasks(config.data, "train")
+        steps, total_epochs = config.trainer.total_steps, config.trainer.total_epochs
+        self._dispatcher = Dispatcher(
+            epochs(
+                tasks,
+                shuffle=config.data.shuffle,
+                seed=config.data.seed,
+                total_epochs=total_epochs if total_epochs is not None else None if steps else 1,
+            ),
+            runner,
+            gate=self._gate,
+            buffer=self._buffer,
+            ledger=self._ledger,
+            changed=self._changed,
+            group_size=config.rollout.n,
+            needs_baseline=config.algorithm.adv_estimator in GROUP_BASELINES,
+            filter_zero_variance=config.rollout.filter_zero_variance,
+            filtered=self._rewards.filtered,
+        )
+        self._validator = Validator(
+            load_tasks(config.data, "val")[: config.val.limit],
+            runner,
+            repeats=config.val.n,
+            max_concurrent=config.rollout.max_concurrent,
+            writer=self._writer,
+        )
+
+    async def run(self) -> None:
+        """Dispatches episodes until `stop`, or until the tasks are used up.
+
+        Raises:
+            EngineError: no engine is left to serve them.
+        """
+        self._dispatching = asyncio.ensure_future(self._dispatcher.run())
+        try:
+            await asyncio.wait([self._dispatching])
+            if not self._dispatching.cancelled():
+                self._dispatching.result()
+            await self._changed.wait_until(lambda: bool(self._ended))
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Ends all training episodes; whatever has no fate yet is cancelled."""
+        self._ended = self._ended or "the run has ended"
+        if self._dispatching is not None and not self._dispatching.done():
+            self._dispatching.cancel()
+            await asyncio.wait([self._dispatching])
+        self._buffer.clear()
+        self._ledger.seal_rest(self._ended, self._gate.version)
+        self._changed.notify()
+
+    async def take_batch(self, version: int) -> Batch:
+        if version != self._gate.version:
+            raise ValueError(f"a batch was asked for version {version}, but {self._gate.version} is published")
+        started = time.perf_counter()
+        groups: list[Group] = []
+
+        def ready() -> bool:
+            self._drop_stale()
+            groups.extend(self._buffer.take(last=self._no_more_groups) or ())
+            return bool(groups or self._ended or (self._no_more_groups and not len(self._buffer)))
+
+        await self._changed.wait_until(ready)
+        if not groups:
+            raise RolloutEnded(self._ended or "the training tasks are used up")
+        self._changed.notify()
+        batch = Batch(self._batches, version, groups)
+        self._batches += 1
+        self._taken[batch.id] = groups
+        batch.metrics = {
+            **self._rewards.metrics(batch),
+            **staleness_metrics(batch),
+            "queue/size": float(len(self._buffer)),
+            "queue/running_groups": float(self._gate.running_groups),
+            "time/wait_batch": time.perf_counter() - started,
+        }
+        return batch
+
+    async def acknowledge(self, batch_id: int) -> None:
+        groups = self._taken.pop(batch_id)
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        for trajectory in trajectories:
+            self._ledger.seal(trajectory.episode_id, Fate.TRAINED, "", self._gate.version)
+        if self._writer is not None:
+            self._writer.append(trajectories)
+
+    async def begin_publish(self, version: int) -> None:
+        if not self._config.async_training.partial_rollout:
+            self._dispatcher.admitting = False
+            await self._changed.wait_until(lambda: not self._gate.running_episodes or bool(self._ended))
+        await self._publish.begin()
+
+    async def publish_bucket(self, bucket: Bucket) -> None:
+        await self._publish.bucket(bucket)
+
+    async def finish_publish(self, version: int) -> PublishReport:
+        report = await self._publish.finish(version)
+        self._gate.published(version)
+        self._dispatcher.admitting = True
+        self._changed.notify()
+        return report
+
+    async def validate(self) -> ValidationReport:
+        return await self._validator.validate(self._gate.version)
+
+    async def status(self) -> RolloutStatus:
+        stats = [await replica.engine.stats() for replica in self._router.replicas if replica.serving]
+        return RolloutStatus(
+            version=self._gate.version,
+            dispatched=self._ledger.dispatched,
+            in_flight=self._ledger.in_flight,
+            fates={fate.value: count for fate, count in self._ledger.fates.items()},
+            running_episodes=self._gate.running_episodes,
+            running_groups=self._gate.running_groups,
+            queued_groups=len(self._buffer),
+            capacity=self._gate.capacity(),
+            generated_tokens=sum(s.generated_tokens for s in stats),
+            engine_busy_seconds=sum(s.busy_seconds for s in stats),
+            engines=len(stats),
+            waiting_for=self._waiting_for(),
+        )
+
+    @property
+    def _no_more_groups(self) -> bool:
+        return self._dispatcher.exhausted and not self._gate.running_groups
+
+    def _drop_stale(self) -> None:
+        for group in self._buffer.drop_stale():
+            lag = self._gate.lag(group.oldest_version)
+            for trajectory in group.trajectories:
+                reason = f"{lag} versions behind, bound {self._config.max_lag}"
+                self._ledger.seal(trajectory.episode_id, Fate.STALE, reason, self._gate.version)
+
+    def _waiting_for(self) -> str:
+        missing = self._config.groups_per_step - len(self._buffer)
+        running = f"{self._gate.running_groups} groups of {self._gate.running_episodes} episodes run"
+        if missing > 0:
+            return f"{missing} more finished groups ({running})"
+        return f"the oldest groups, version {self._gate.oldest} ({running})"

@@ -1,0 +1,25 @@
+"""What users subclass and call."""
+
+from agentrl.record import Completion, Reply, ToolCall
+from agentrl.sdk.env import Env, Transcript
+from agentrl.sdk.loop import AgentLoop, ToolAgentLoop
+from agentrl.sdk.policy import Policy, SyncPolicy
+from agentrl.sdk.reward import Reward, RewardLike, as_reward
+from agentrl.sdk.tool import ToolError, tool
+
+__all__ = [
+    "AgentLoop",
+    "Completion",
+    "Env",
+    "Policy",
+    "Reply",
+    "Reward",
+    "RewardLike",
+    "SyncPolicy",
+    "ToolAgentLoop",
+    "ToolCall",
+    "ToolError",
+    "Transcript",
+    "as_reward",
+    "tool",
+]

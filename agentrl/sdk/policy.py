@@ -1,0 +1,61 @@
+"""The policy in the hands of an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from agentrl.record import Completion, Reply, ToolSpec
+
+
+class Policy(Protocol):
+    """The model under training, as `AgentLoop.run` sees it.
+
+    Each call is recorded with the exact tokens, log-probs and policy versions. How tokens are sampled during
+    training (temperature) is the config's business; `max_tokens` can lower the config's limit.
+    """
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[ToolSpec] | None = None,
+        *,
+        max_tokens: int | None = None,
+    ) -> Reply:
+        """The model's next turn.
+
+        Raises:
+            MessageError: the messages can't be rendered.
+            ContextOverflow: the prompt is longer than `data.max_prompt_length` or the engine's context.
+            EngineError: no engine could answer.
+            EpisodeClosed: the episode has already ended.
+        """
+        ...
+
+    async def generate(self, token_ids: Sequence[int], *, max_tokens: int | None = None) -> Completion:
+        """Continues raw token ids, for agents that do their own tokenisation. Errors as in `chat`."""
+        ...
+
+    def reward(self, value: float, turn: int | None = None) -> None:
+        """Credits a turn (`reply.turn`; default: the latest) with a reward of its own.
+
+        Raises:
+            ValueError: no such turn, or a value that is not finite.
+        """
+        ...
+
+
+class SyncPolicy(Protocol):
+    """The same for a plain (not async) `run`, which is executed in a thread: calls block."""
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[ToolSpec] | None = None,
+        *,
+        max_tokens: int | None = None,
+    ) -> Reply: ...
+
+    def generate(self, token_ids: Sequence[int], *, max_tokens: int | None = None) -> Completion: ...
+
+    def reward(self, value: float, turn: int | None = None) -> None: ...

@@ -1,0 +1,52 @@
+"""What an episode earned."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, SupportsFloat
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """The outcome of an episode.
+
+    Attributes:
+        value: what the policy is trained on.
+        parts: named parts of it, kept for the report. The part `accuracy`, if there is one, is what validation
+            counts as solved.
+        info: anything else worth keeping with the trajectory; JSON values.
+    """
+
+    value: float
+    parts: dict[str, float] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def solved(self) -> bool:
+        """Whether validation counts the episode as solved."""
+        return self.parts.get("accuracy", self.value) >= 1.0
+
+
+RewardLike = Reward | float | int | bool
+
+
+def as_reward(value: Any) -> Reward:
+    """What `AgentLoop.run` or `Env.score` returned, as a `Reward`.
+
+    Raises:
+        TypeError: not a number or Reward.
+        ValueError: not finite.
+    """
+    if isinstance(value, Reward):
+        reward = value
+    elif isinstance(value, SupportsFloat):
+        reward = Reward(float(value))
+    else:
+        raise TypeError(
+            f"the reward must be a number or Reward(value, parts={{...}}), but is {value!r}: "
+            "return it from AgentLoop.run or Env.score"
+        )
+    if not math.isfinite(reward.value):
+        raise ValueError(f"the reward must be finite, but is {reward.value}")
+    return reward

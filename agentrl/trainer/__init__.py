@@ -1,0 +1,1 @@
+"""The training side: packing, policy update, training loop."""

@@ -1,0 +1,195 @@
+"""The policy under training: log-probs, one training step, weights to publish."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentrl.algorithm import (
+    AdvantageConfig,
+    Correction,
+    LossConfig,
+    Metrics,
+    Totals,
+    compute_advantages,
+    merge,
+    policy_loss,
+    rollout_correction,
+    summarise,
+)
+from agentrl.config import RunConfig
+from agentrl.device import get_device
+from agentrl.record import Batch, Branch
+from agentrl.trainer.optimiser import Optimiser
+from agentrl.trainer.packed_attention import PACKED_ATTENTION, PackedRows
+from agentrl.trainer.packing import TrainingData, pack
+
+
+class Actor:
+    """Computes on one rank; nothing in it waits for anything.
+
+    Args:
+        model: a causal LM on its device; its attention implementation is replaced.
+        total_optimiser_steps: horizon of the learning-rate decay; None if unknown.
+
+    Attributes:
+        forwards: how many forwards over a whole batch were made, by purpose: `proximal` and `train`.
+    """
+
+    def __init__(self, config: RunConfig, model: Any, *, total_optimiser_steps: int | None) -> None:
+        model.set_attn_implementation(PACKED_ATTENTION)
+        # Rollout and training must be the same function of the weights: no dropout.
+        model.eval()
+        self.model = model
+        self.forwards: Counter[str] = Counter()
+        self._config = config
+        self._max_tokens = config.actor.ppo_max_token_len_per_gpu
+        self._optimiser = Optimiser(
+            model, config.actor.optim, grad_clip=config.actor.grad_clip, total_steps=total_optimiser_steps
+        )
+        actor = config.actor
+        self._loss_mode = "bypass_mode" if actor.proximal == "bypass" else actor.loss_mode
+        self._loss_config = LossConfig(
+            clip_ratio_low=actor.clip_ratio_low,
+            clip_ratio_high=actor.clip_ratio_high,
+            clip_ratio_c=actor.clip_ratio_c,
+            loss_agg_mode=actor.loss_agg_mode,
+            loss_type=config.algorithm.rollout_correction.loss_type,
+        )
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """One training step: advantages over the whole batch, then one optimiser step per mini-batch.
+
+        Returns:
+            the trainer's part of the metrics row.
+        """
+        data = TrainingData.from_groups(batch.groups, self._config.actor.ppo_mini_batch_size)
+        data = data.with_columns(advantages=self._advantages(data)).to(self.model.device)
+        if self._config.actor.proximal == "recompute":
+            data = data.with_columns(prox_logp=self._proximal(data))
+        self.forwards["train"] += 1
+        parts: list[Metrics] = []
+        norms: list[float | None] = []
+        for mini_batch in data.mini_batches():
+            step_parts = merge(self._gradients(mini_batch))
+            # A NaN log-prob can leave the gradient finite: the clamps of the loss stop it. The loss shows it.
+            norms.append(self._optimiser.step(valid=bool(step_parts["actor/loss"][0].isfinite())))
+            parts.append(step_parts)
+        taken = [norm for norm in norms if norm is not None]
+        return summarise(merge(parts)) | {
+            "actor/grad_norm": sum(taken) / len(taken) if taken else 0.0,
+            "actor/skipped_steps": float(len(norms) - len(taken)),
+            "actor/lr": self._optimiser.lr,
+            "tokens/packed": float(sum(len(sequence.branch.token_ids) for sequence in data.sequences)),
+        }
+
+    def log_probs(self, branches: Sequence[Branch]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs and entropies (nats) of the branches' trained tokens, each `[1, N]` in float32, under the
+        temperature each token was sampled at. Only those tokens' logits are computed."""
+        packed = pack(branches, self.model.device)
+        logits = self.model(
+            input_ids=packed.token_ids,
+            position_ids=packed.positions,
+            logits_to_keep=packed.predicting,
+            use_cache=False,
+            packed_rows=PackedRows(packed.lengths),
+        ).logits[0]
+        all_logp = torch.log_softmax(logits.float() / packed.temperatures[:, None], dim=-1)
+        logp = all_logp.gather(-1, packed.targets[:, None])[:, 0]
+        with torch.no_grad():
+            entropy = -(all_logp.exp() * all_logp).sum(-1)
+        return logp[None], entropy[None]
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights to publish, tied ones once. Every rank advances it: gathering shards is a collective."""
+        yield from self.model.named_parameters()
+
+    def save(self, directory: Path) -> None:
+        """Writes the policy in Hugging Face format."""
+        self.model.set_attn_implementation("sdpa")
+        self.model.save_pretrained(directory)
+        self.model.set_attn_implementation(PACKED_ATTENTION)
+
+    def _advantages(self, data: TrainingData) -> torch.Tensor:
+        algorithm = self._config.algorithm
+        advantages, _ = compute_advantages(
+            algorithm.adv_estimator,
+            token_rewards=data["token_rewards"],
+            mask=data.mask,
+            layout=data.layout,
+            config=AdvantageConfig(norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo),
+        )
+        return advantages
+
+    @torch.no_grad()
+    def _proximal(self, data: TrainingData) -> torch.Tensor:
+        """Log-probs under the weights at the start of the step, `[1, N]`."""
+        self.forwards["proximal"] += 1
+        pieces = [*data.micro_batches(self._max_tokens)]
+        logp = [self.log_probs([data.sequences[i].branch for i in piece])[0] for piece in pieces]
+        order = [i for piece in pieces for i in piece]
+        computed = data.select(order).with_columns(logp=torch.cat(logp, dim=1))
+        return computed.select(sorted(range(len(order)), key=order.__getitem__))["logp"]
+
+    def _gradients(self, mini_batch: TrainingData) -> list[Metrics]:
+        """Accumulates the gradients of one optimiser step; all denominators are those of the whole step."""
+        totals = Totals.count(mini_batch.mask, mini_batch.layout)
+        one, none = torch.ones((), device=self.model.device), torch.zeros((), device=self.model.device)
+        parts: list[Metrics] = [{"actor/loss": (none, one)}]
+        if "prox_logp" in mini_batch.columns:
+            correction = self._correct(mini_batch, mini_batch["prox_logp"])
+            parts.append(correction.metrics)
+            mini_batch = mini_batch.with_columns(weights=correction.weights, kept=correction.mask)
+        for indices in mini_batch.micro_batches(self._max_tokens):
+            micro = mini_batch.select(indices)
+            logp, entropy = self.log_probs([sequence.branch for sequence in micro.sequences])
+            if "prox_logp" in micro.columns:
+                correction = Correction(micro.columns.get("weights"), micro["kept"], {})
+            else:
+                correction = self._correct(micro, logp.detach())
+                parts.append(correction.metrics)
+            loss, metrics = policy_loss(
+                self._loss_mode,
+                logp=logp,
+                prox_logp=micro.columns.get("prox_logp", micro["behav_logp"]),
+                behav_logp=micro["behav_logp"],
+                advantages=micro["advantages"],
+                mask=micro.mask,
+                config=self._loss_config,
+                layout=micro.layout,
+                correction=correction,
+                totals=totals,
+            )
+            loss.backward()
+            tokens = one * entropy.numel()
+            parts += [metrics, {"actor/loss": (loss.detach(), none), "actor/entropy": (entropy.sum(), tokens)}]
+        return parts
+
+    def _correct(self, data: TrainingData, prox_logp: torch.Tensor) -> Correction:
+        return rollout_correction(
+            prox_logp=prox_logp,
+            behav_logp=data["behav_logp"],
+            mask=data.mask,
+            config=self._config.algorithm.rollout_correction,
+            layout=data.layout,
+        )
+
+
+def load_actor(config: RunConfig, path: str) -> Actor:
+    """An actor for the model in `path` (directory or hub id), on the run's device.
+
+    Raises:
+        OSError: no model there.
+    """
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(config.data.seed)
+    device = get_device(config.trainer.device).torch_device()
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, config.model.dtype))
+    steps = config.trainer.total_steps
+    horizon = steps * config.async_training.require_batches if steps else None
+    return Actor(config, model.to(device), total_optimiser_steps=horizon)

@@ -1,0 +1,1 @@
+"""Ready agents, imported as `agentrl.agents`."""

@@ -1,0 +1,1 @@
+"""Ready environments, imported as `agentrl.envs`."""

@@ -1,0 +1,157 @@
+"""Contradictions between keys, and keys that would be ignored, are refused at load with a valid value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentrl.config import ConfigError, Problem, load_config
+
+FILE = {"train": "t.jsonl"}
+FUNCTION = {"train": "my.tasks:load"}
+
+
+def refused(data: dict[str, Any], *overrides: str) -> Problem:
+    """The one problem of a configuration."""
+    with pytest.raises(ConfigError) as caught:
+        load_config({"data": data}, overrides)
+    [problem] = caught.value.problems
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys", "valid"),
+    [
+        (
+            ["rollout.n=8", "rollout.max_concurrent=4"],
+            ["rollout.max_concurrent", "rollout.n"],
+            "rollout.max_concurrent=8",
+        ),
+        (
+            ["rollout.max_head_offpolicyness=1", "async_training.staleness_threshold=1.5"],
+            ["rollout.max_head_offpolicyness", "async_training.staleness_threshold"],
+            "rollout.max_head_offpolicyness=2",
+        ),
+        (["rollout.n=1"], ["rollout.n", "algorithm.adv_estimator"], "rollout.n=2"),
+        (["rollout.n=1", "algorithm.adv_estimator=rloo"], ["rollout.n", "algorithm.adv_estimator"], "rollout.n=2"),
+        (
+            ["rollout.n=1", "algorithm.adv_estimator=reinforce_plus_plus"],
+            ["rollout.filter_zero_variance", "rollout.n"],
+            "rollout.filter_zero_variance=false",
+        ),
+        (["trainer.test_freq=5"], ["trainer.test_freq", "data.val"], "data.val=held_out.jsonl"),
+        (
+            ["data.max_response_length=2000"],
+            ["rollout.max_model_len", "data.max_prompt_length", "data.max_response_length"],
+            "rollout.max_model_len=3024",
+        ),
+        (
+            ["algorithm.rollout_correction.bypass_mode=true"],
+            ["algorithm.rollout_correction.bypass_mode", "actor.proximal"],
+            "actor.proximal=bypass",
+        ),
+        (
+            ["algorithm.rollout_correction.bypass_mode=false", "actor.proximal=bypass"],
+            ["algorithm.rollout_correction.bypass_mode", "actor.proximal"],
+            "actor.proximal=recompute",
+        ),
+        (["actor.loss_mode=bypass_mode"], ["actor.loss_mode", "actor.proximal"], "actor.proximal=bypass"),
+        (["algorithm.adv_estimator=grop"], ["algorithm.adv_estimator", "grpo, "], "algorithm.adv_estimator=grpo"),
+        (["actor.loss_mode=vanila"], ["actor.loss_mode", "vanilla"], "actor.loss_mode=vanilla"),
+        (["actor.loss_agg_mode=token_mean"], ["actor.loss_agg_mode", "token-mean"], "actor.loss_agg_mode=token-mean"),
+        (["trainer.experiment_name=a/b"], ["trainer.experiment_name"], "trainer.experiment_name=a-b"),
+        (["trainer.experiment_name='..'"], ["trainer.experiment_name"], "trainer.experiment_name=a"),
+    ],
+)
+def test_contradictions_name_the_keys_and_the_fix_loads(overrides: list[str], keys: list[str], valid: str) -> None:
+    problem = refused(FILE, *overrides)
+    assert problem.key == keys[0]
+    assert all(key in str(problem) for key in keys)
+    key, _, value = valid.partition("=")
+    assert key in problem.fix or value in problem.fix or "name without slashes" in problem.fix
+    load_config({"data": FILE}, [*overrides, valid])
+
+
+def test_a_staleness_bound_equal_to_the_threshold_is_fine() -> None:
+    config = load_config({"data": FILE}, ["rollout.max_head_offpolicyness=2", "async_training.staleness_threshold=2"])
+    assert config.max_lag == config.eta == 2
+
+
+def test_the_bound_follows_a_fractional_threshold() -> None:
+    assert load_config({"data": FILE}, ["async_training.staleness_threshold=0.15"]).max_lag == 1
+
+
+BYPASS = "actor.proximal=bypass"
+REINFORCE = "algorithm.rollout_correction.loss_type=reinforce"
+NO_VALIDATION = {"train": "t.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("data", "overrides", "key", "cause"),
+    [
+        (
+            FILE,
+            ["algorithm.adv_estimator=rloo", "algorithm.norm_adv_by_std_in_grpo=false"],
+            "algorithm.norm_adv_by_std_in_grpo",
+            "algorithm.adv_estimator",
+        ),
+        (
+            FILE,
+            [BYPASS, "algorithm.rollout_correction.rollout_is=token"],
+            "algorithm.rollout_correction.rollout_is",
+            "actor.proximal",
+        ),
+        (
+            FILE,
+            [BYPASS, "algorithm.rollout_correction.rollout_is_threshold=2"],
+            "algorithm.rollout_correction.rollout_is_threshold",
+            "actor.proximal",
+        ),
+        (FILE, [REINFORCE], "algorithm.rollout_correction.loss_type", "actor.proximal"),
+        (
+            FILE,
+            ["algorithm.rollout_correction={rollout_is: null, rollout_is_threshold: 3}"],
+            "algorithm.rollout_correction.rollout_is_threshold",
+            "algorithm.rollout_correction.rollout_is",
+        ),
+        (FILE, [BYPASS, REINFORCE, "actor.clip_ratio_low=0.1"], "actor.clip_ratio_low", "actor.proximal"),
+        (FILE, [BYPASS, REINFORCE, "actor.loss_mode=vanilla"], "actor.loss_mode", "actor.proximal"),
+        (FILE, ["data.train_args={a: 1}"], "data.train_args", "data.train"),
+        (FILE, ["data.val=v.jsonl", "data.val_args={a: 1}"], "data.val_args", "data.val"),
+        (FUNCTION, ["data.val_args={a: 1}"], "data.val_args", "data.val"),
+        (FUNCTION, ["data.prompt_key=question"], "data.prompt_key", "data.train"),
+        (FUNCTION, ["data.answer_key=solution"], "data.answer_key", "data.train"),
+        (FILE, ["env.args={size: 3}"], "env.args", "env.cls"),
+        (FILE, ["val.limit=10"], "val.limit", "data.val"),
+        (FILE, ["val.n=2"], "val.n", "data.val"),
+        (FILE, ["trainer.val_before_train=true"], "trainer.val_before_train", "data.val"),
+        (FILE, ["actor.optim.min_lr_ratio=0.1"], "actor.optim.min_lr_ratio", "actor.optim.lr_scheduler_type"),
+    ],
+)
+def test_keys_without_effect_are_refused_and_name_the_cause(
+    data: dict[str, Any], overrides: list[str], key: str, cause: str
+) -> None:
+    problem = refused(data, *overrides)
+    assert problem.key == key
+    assert cause in problem.reason + problem.fix
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.norm_adv_by_std_in_grpo=false"],
+        [BYPASS, "algorithm.rollout_correction={rollout_is: null, bypass_mode: true, loss_type: ppo_clip}"],
+        [BYPASS, "algorithm.rollout_correction={rollout_rs: [seq_mean_k1], rollout_rs_threshold: [[0.999, 1.001]]}"],
+        [BYPASS, REINFORCE, "algorithm.rollout_correction.rollout_is=sequence"],
+        [BYPASS, REINFORCE, "actor.loss_mode=bypass_mode"],
+        ["data.train=my.tasks:load", "data.train_args={a: 1}"],
+        ["data.train=my.tasks:load", "data.val=v.jsonl", "data.prompt_key=question"],
+        ["env.cls=a:B", "env.args={size: 3}"],
+        ["trainer.val_before_train=false"],
+        ["data.val=v.jsonl", "val.limit=10", "trainer.test_freq=5"],
+        ["actor.optim.lr_scheduler_type=cosine", "actor.optim.min_lr_ratio=0.1"],
+    ],
+)
+def test_keys_with_an_effect_are_taken(overrides: list[str]) -> None:
+    load_config({"data": FILE}, overrides)
