@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,16 +108,15 @@ async def _supervise(host: LocalHost, console: Console) -> RunResult:
 
 async def _watch(host: LocalHost, view: ProgressView) -> RunResult:
     began = time.monotonic()
-    first_step: float | None = None
+    step_seconds: list[float] = []
     last: RunState | None = None
     try:
         view.update(Progress(phase="starting the processes"))
         async with host:
             async for state in host.states():
                 last = state
-                if first_step is None and state.trainer.phase == "waiting for a batch":
-                    first_step = time.monotonic()
-                view.update(_progress(state, time.monotonic() - began, first_step))
+                step_seconds += [state.trainer.metrics["time/step"]] if state.trainer.metrics else []
+                view.update(_progress(state, time.monotonic() - began, step_seconds[-10:]))
             await host.wait_for_trainer()
     finally:
         view.close()
@@ -132,11 +132,11 @@ async def _watch(host: LocalHost, view: ProgressView) -> RunResult:
     )
 
 
-def _progress(state: RunState, elapsed: float, first_step: float | None) -> Progress:
+def _progress(state: RunState, elapsed: float, step_seconds: list[float]) -> Progress:
     trainer, rollout, row = state.trainer, state.rollout, state.trainer.metrics
     eta = None
-    if first_step is not None and trainer.step and trainer.total_steps:
-        eta = (time.monotonic() - first_step) / trainer.step * (trainer.total_steps - trainer.step)
+    if step_seconds and trainer.total_steps:
+        eta = statistics.fmean(step_seconds) * (trainer.total_steps - trainer.step)
     waiting = trainer.phase == "waiting for a batch"
     lag_max = row.get("staleness/lag_max")
     return Progress(

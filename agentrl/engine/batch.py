@@ -43,6 +43,7 @@ class ContinuousBatch:
         self.running = []
         self._cache = KVCache(self._slots)
 
+    @torch.inference_mode()
     def remove(self, request_ids: set[str]) -> list[Sequence]:
         """Takes sequences out, wherever they are."""
         removed = [s for s in (*self.waiting, *self.running) if s.request.request_id in request_ids]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -19,6 +21,7 @@ from agentrl.record.protocols import Bucket, EngineStats, GenerateRequest, Gener
 from agentrl.weights.receiver import BucketReceiver
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class TorchEngine:
@@ -38,38 +41,32 @@ class TorchEngine:
         model.set_attn_implementation(ENGINE_ATTENTION)
         model.eval().requires_grad_(False)
         self.max_model_len = max_model_len
+        self._vocabulary = int(model.get_input_embeddings().num_embeddings)
         self._batch = ContinuousBatch(model, max_batch_size=max_batch_size)
         self._receiver = BucketReceiver(dict(model.named_parameters()))
         self._version = version
         self._wake = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
+        self._waiting_callers: set[asyncio.Future[Any]] = set()
         self._paused = self._closing = False
         self._updating = False
-        self._failure: BaseException | None = None
+        self._ended = ""
+        self._failure: Exception | None = None
         self._generated = self._prompted = 0
         self._busy = self._paused_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
         self._thread.start()
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        if request.min_version > self._version:
-            raise EngineError(f"asked for version {request.min_version}, but the engine is at {self._version}")
-        if len(request.token_ids) + request.max_tokens > self.max_model_len or not len(request.token_ids):
-            raise EngineError(
-                f"prompt of {len(request.token_ids)} and max_tokens {request.max_tokens} do not fit into "
-                f"rollout.max_model_len {self.max_model_len}"
-            )
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[GenerateResult] = loop.create_future()
-
-        def deliver(result: GenerateResult) -> None:
-            loop.call_soon_threadsafe(_resolve, future, result)
-
-        self._submit(lambda: self._batch.waiting.append(Sequence(request, deliver)))
+        self._check(request)
+        future: asyncio.Future[GenerateResult] = asyncio.get_running_loop().create_future()
+        sequence = Sequence(request, lambda result: _settle(future, future.set_result, result))
+        self._submit(lambda: self._batch.waiting.append(sequence), future)
         try:
             return await future
         except asyncio.CancelledError:
-            self._submit(lambda: self._abort([request.request_id]))
+            with contextlib.suppress(EngineError):
+                self._submit(lambda: self._abort([request.request_id]))
             raise
 
     async def abort(self, request_ids: list[str]) -> None:
@@ -91,10 +88,15 @@ class TorchEngine:
         await self._call(start)
 
     async def update_weights(self, bucket: Bucket) -> None:
-        await self._call(lambda: self._receiver.receive(bucket))
+        def update() -> None:
+            self._check_updating()
+            self._receiver.receive(bucket)
+
+        await self._call(update)
 
     async def finish_weight_update(self, version: int) -> None:
         def finish() -> None:
+            self._check_updating()
             self._receiver.finish()
             self._batch.preempt()
             self._version = version
@@ -103,7 +105,8 @@ class TorchEngine:
         await self._call(finish)
 
     async def stats(self) -> EngineStats:
-        self._check_alive()
+        with self._wake:
+            self._check_alive()
         return EngineStats(
             self._version,
             self._generated,
@@ -114,38 +117,83 @@ class TorchEngine:
             len(self._batch.waiting),
         )
 
+    async def watch(self) -> None:
+        """Waits for the end of the engine.
+
+        Raises:
+            EngineError: it failed, or was closed.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._submit(lambda: None, future)
+        await future
+
     async def close(self) -> None:
-        """Stops the computing thread; requests still in flight are aborted."""
+        """Stops the computing thread; requests still in flight are aborted, later ones refused."""
         with self._wake:
             self._closing = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join, 5.0)
 
-    def _submit(self, command: Callable[[], None]) -> None:
-        self._check_alive()
+    def _check(self, request: GenerateRequest) -> None:
+        """Refuses what can't be served: a bad request must not reach the others' batch."""
+        ids = request.token_ids
+        if request.min_version > self._version:
+            raise EngineError(f"asked for version {request.min_version}, but the engine is at {self._version}")
+        if len(ids) + request.max_tokens > self.max_model_len or not len(ids):
+            raise EngineError(
+                f"prompt of {len(ids)} and max_tokens {request.max_tokens} do not fit into "
+                f"rollout.max_model_len {self.max_model_len}"
+            )
+        if request.max_tokens < 1:
+            raise EngineError(f"max_tokens is {request.max_tokens}: ask for at least one token")
+        if not 0 <= int(ids.min()) <= int(ids.max()) < self._vocabulary:
+            raise EngineError(
+                f"the prompt holds token ids from {ids.min()} to {ids.max()}, the model has {self._vocabulary} tokens"
+            )
+        if not 0 <= request.temperature < float("inf"):
+            raise EngineError(f"temperature is {request.temperature}: use 0 (greedy) or a positive number")
+
+    def _submit(self, command: Callable[[], None], caller: asyncio.Future[Any] | None = None) -> None:
+        """Hands a command to the computing thread; `caller` fails if that thread ends before it is settled."""
         with self._wake:
+            self._check_alive()
             self._commands.append(command)
+            if caller is not None:
+                self._waiting_callers.add(caller)
+                caller.add_done_callback(self._forget)
             self._wake.notify()
+
+    def _forget(self, caller: asyncio.Future[Any]) -> None:
+        with self._wake:
+            self._waiting_callers.discard(caller)
 
     async def _call(self, function: Callable[[], T]) -> T:
         """Runs `function` in the computing thread, between two steps."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def command() -> None:
             try:
                 result = function()
             except Exception as error:  # noqa: BLE001  handed to the caller
-                loop.call_soon_threadsafe(_fail, future, error)
+                _settle(future, future.set_exception, error)
             else:
-                loop.call_soon_threadsafe(_resolve, future, result)
+                _settle(future, future.set_result, result)
 
-        self._submit(command)
+        self._submit(command, future)
         return await future
 
     def _check_alive(self) -> None:
-        if self._failure is not None:
-            raise EngineError(f"the engine has failed: {self._failure!r}") from self._failure
+        if self._ended:
+            raise self._end_error()
+
+    def _end_error(self) -> EngineError:
+        error = EngineError(self._ended)
+        error.__cause__ = self._failure
+        return error
+
+    def _check_updating(self) -> None:
+        if not self._updating:
+            raise EngineError("call start_weight_update before sending weights")
 
     def _abort(self, request_ids: list[str]) -> None:
         for sequence in self._batch.remove(set(request_ids)):
@@ -160,10 +208,17 @@ class TorchEngine:
                     self._busy += time.perf_counter() - started
                     self._generated += generated
                     self._prompted += prompted
-        except Exception as error:  # noqa: BLE001  kept for all callers, present and future
+        except Exception as error:
+            log.exception("the engine has failed")
             self._failure = error
-        for sequence in [*self._batch.waiting, *self._batch.running]:
-            sequence.finish("abort")
+        else:
+            for sequence in [*self._batch.waiting, *self._batch.running]:
+                sequence.finish("abort")
+        with self._wake:
+            self._ended = f"the engine has failed: {self._failure!r}" if self._failure else "the engine is closed"
+            callers = list(self._waiting_callers)
+        for caller in callers:
+            _settle(caller, caller.set_exception, self._end_error())
 
     def _wait_for_work(self) -> bool:
         """Runs pending commands, sleeps while there is nothing to compute; False when closing."""
@@ -218,11 +273,13 @@ def _check_attention(config: Any, max_model_len: int) -> None:
         )
 
 
-def _resolve(future: asyncio.Future[Any], result: Any) -> None:
-    if not future.done():
-        future.set_result(result)
+def _settle(future: asyncio.Future[Any], setter: Callable[[Any], None], value: Any) -> None:
+    """Ends a caller's wait from the computing thread, unless it has ended already."""
 
+    def settle() -> None:
+        if not future.done():
+            setter(value)
 
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
+    # A loop that is closed has nobody waiting any more.
+    with contextlib.suppress(RuntimeError):
+        future.get_loop().call_soon_threadsafe(settle)

@@ -52,9 +52,10 @@ class ShmSender:
                 pending[turn] = asyncio.ensure_future(deliver(bucket))
             await asyncio.gather(*(task for task in pending if task is not None))
         finally:
-            for task in pending:
-                if task is not None and not task.done():
-                    task.cancel()
+            deliveries = [task for task in pending if task is not None]
+            for task in deliveries:
+                task.cancel()
+            await asyncio.gather(*deliveries, return_exceptions=True)
         return total
 
 

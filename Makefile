@@ -1,0 +1,36 @@
+# make demo | test | test-full | lint. Each sets up .venv first; nothing outside this folder is touched.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test test-full lint clean
+
+demo: $(VENV)/.installed
+	$(BIN)/agentrl train examples/math.yaml
+
+# Tier 1, under 10 minutes on two cores: everything a change can break, with the real engine and real updates.
+test: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not full"
+
+# The longer tests on top: whole trainings to their accuracy, random schedules at length.
+test-full: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m full --timeout 900
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
