@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from agentrl.cli.train import RunResult, run
 from agentrl.config import load_config
 from agentrl.sdk import AgentLoop
@@ -20,6 +22,7 @@ def train(
     overrides: Sequence[str] = (),
     *,
     loop: type[AgentLoop] | None = None,
+    console: Console | None = None,
 ) -> RunResult:
     """Runs a training, as `agentrl train` does, and returns when the model is saved.
 
@@ -28,18 +31,19 @@ def train(
         overrides: `dotted.key=value`, the last word on their keys.
         loop: the agent; short for `agent.loop` in the config. Must be defined at the top level of its module, and a
             script that trains its own class calls `train` under `if __name__ == "__main__":`.
+        console: where progress is shown; default: standard output.
 
     Raises:
         ConfigError: what is wrong with the configuration, all of it at once.
-        PluginError, DataError: something it names is not there.
-        ProcessFailed: a process of the run failed.
+        PluginError, DataError, DeviceError: something it names is not there.
+        AgentRLError: the run failed; `ProcessFailed` carries the log of the process that did.
     """
     paths = [str(Path(config).resolve().parent)] if isinstance(config, str | Path) else []
     if loop is not None:
         module, folder = _module_of(loop)
         overrides = [f"agent.loop={module}:{loop.__qualname__}", *overrides]
         paths += folder
-    return run(load_config(config, overrides), plugin_paths=paths)
+    return run(load_config(config, overrides), plugin_paths=paths, console=console)
 
 
 def _module_of(cls: type) -> tuple[str, list[str]]:
