@@ -38,9 +38,9 @@ def _train(config: object, plugin_paths: tuple[str, ...]) -> None:
 
     from agentrl.cli.summary import print_summary
     from agentrl.cli.train import Interrupted, run
-    from agentrl.cluster.local import ProcessFailed
     from agentrl.config import RunConfig
     from agentrl.device import DeviceError
+    from agentrl.record import AgentRLError
     from agentrl.rollout.tasks import DataError
     from agentrl.sdk.plugin import PluginError
 
@@ -51,7 +51,7 @@ def _train(config: object, plugin_paths: tuple[str, ...]) -> None:
     except (PluginError, DataError, DeviceError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(USAGE_ERROR) from None
-    except ProcessFailed as error:
+    except AgentRLError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
     except Interrupted as error:

@@ -16,6 +16,7 @@ from rich.console import Console
 from agentrl.cluster.local import LocalHost, RunState
 from agentrl.cluster.spec import add_plugin_paths
 from agentrl.config import RunConfig, config_notes, dump_yaml
+from agentrl.device import get_device
 from agentrl.observe import Progress, ProgressView, create_run_dir, progress_view, write_environment
 
 
@@ -49,17 +50,18 @@ def run(config: RunConfig, *, plugin_paths: Sequence[str] = (), console: Console
 
     Raises:
         PluginError, DataError, DeviceError: the config names something that is not there; nothing was started.
-        ProcessFailed: a process of the run failed.
+        AgentRLError: the run failed; `ProcessFailed` carries the log of the process that did.
         Interrupted: SIGINT or SIGTERM.
     """
     console = console or Console()
     plugin_paths = tuple(dict.fromkeys((*plugin_paths, os.getcwd())))
     add_plugin_paths(plugin_paths)
+    device = get_device(config.trainer.device)
     model_path = resolve_model(config.model.path)
     check_user_code(config)
     run_dir = create_run_dir(config.trainer.output_dir, config.trainer.experiment_name)
     (run_dir / "config.yaml").write_text(dump_yaml(config))
-    write_environment(run_dir, [config.trainer.device])
+    write_environment(run_dir, [device.type])
     console.print(f"[bold]agentrl[/bold] {run_dir}")
     for note in config_notes(config):
         console.print(note, style="dim", highlight=False)
@@ -98,8 +100,14 @@ def check_user_code(config: RunConfig) -> None:
 async def _supervise(host: LocalHost, console: Console) -> RunResult:
     loop = asyncio.get_running_loop()
     work = asyncio.ensure_future(_watch(host, progress_view(console)))
+
+    def stop() -> None:
+        # Once: stopping the processes takes seconds, and a second Ctrl-C must not leave any behind.
+        if not work.cancelling():
+            work.cancel()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, work.cancel)
+        loop.add_signal_handler(number, stop)
     try:
         return await work
     except asyncio.CancelledError:

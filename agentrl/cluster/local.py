@@ -26,6 +26,7 @@ from agentrl.weights.segment import shared_memory_root
 
 _STOP_SECONDS = 3.0
 _POLL_SECONDS = 0.25
+_SHADOW_SECONDS = 2.0
 
 
 class ProcessFailed(AgentRLError):
@@ -115,6 +116,9 @@ class LocalHost:
         exits = {asyncio.ensure_future(child.process.wait()): child for child in self._children}
         try:
             await asyncio.wait([question, *exits], return_when=asyncio.FIRST_COMPLETED)
+            if question.done() and question.exception() is not None:
+                # Often the shadow of a process that is about to end, whose own log says more.
+                await asyncio.wait(exits, timeout=_SHADOW_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             for task, child in exits.items():
                 if task.done() and (child.role != "trainer" or task.result()):
                     raise self._failure(child)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -15,6 +16,8 @@ from pathlib import Path
 from agentrl.cluster.rpc import RpcClient, RpcServer, connected
 from agentrl.cluster.spec import RunSpec, add_plugin_paths
 from agentrl.record.protocols import Engine, RolloutService, TrainerService
+
+_GOODBYE_SECONDS = 5.0
 
 
 async def run_engine(spec: RunSpec, role: str) -> None:
@@ -33,7 +36,9 @@ async def run_engine(spec: RunSpec, role: str) -> None:
         )
     )
     try:
-        await RpcServer(spec.address(role), engine, Engine).serve()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(RpcServer(spec.address(role), engine, Engine).serve())
+            tasks.create_task(engine.watch())
     finally:
         await engine.close()
 
@@ -84,10 +89,14 @@ async def run_trainer(spec: RunSpec, role: str) -> None:
             )
             server = asyncio.ensure_future(RpcServer(spec.address(role), loop, TrainerService).serve())
             training = asyncio.ensure_future(loop.run())
-            await asyncio.wait([server, training], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([server, training], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            AutoTokenizer.from_pretrained(spec.model_path).save_pretrained(run_dir / "model")
+            # The supervisor's summary is the last status it gets: it has to be that of the end.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(loop.end_seen.wait(), _GOODBYE_SECONDS)
             server.cancel()
-            await training
-        AutoTokenizer.from_pretrained(spec.model_path).save_pretrained(run_dir / "model")
 
 
 ROLES: dict[str, Callable[[RunSpec, str], Awaitable[None]]] = {
@@ -107,10 +116,13 @@ async def _until_signal(work: Awaitable[None]) -> int:
     return 128 + signal.SIGTERM
 
 
-def _die_with_parent() -> None:
-    """Standard input is a pipe held by the supervisor: its end means that the supervisor is gone."""
+def _die_with_parent(spec: RunSpec) -> None:
+    """Standard input is a pipe held by the supervisor: its end means that the supervisor is gone, and that nobody
+    else will remove the run's sockets and shared memory."""
     while sys.stdin.buffer.read(4096):
         pass
+    for folder in (spec.sockets, spec.segments):
+        shutil.rmtree(folder, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(5.0)
     os._exit(1)
@@ -121,8 +133,8 @@ def main(role: str, spec_path: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
     spec = RunSpec.read(Path(spec_path))
+    threading.Thread(target=_die_with_parent, args=(spec,), daemon=True).start()
     add_plugin_paths(spec.plugin_paths)
     return asyncio.run(_until_signal(ROLES[role.partition("-")[0]](spec, role)))
 

@@ -12,7 +12,6 @@ import contextlib
 import inspect
 import itertools
 import logging
-import time
 import traceback
 from collections.abc import AsyncIterator
 from typing import Any, Generic, TypeVar, cast, get_type_hints
@@ -40,13 +39,26 @@ class Signatures:
     def __init__(self, protocol: type) -> None:
         self.arguments: dict[str, Any] = {}
         self.results: dict[str, Any] = {}
-        self.names: dict[str, list[str]] = {}
+        self._signatures: dict[str, inspect.Signature] = {}
         for name, method in inspect.getmembers(protocol, inspect.iscoroutinefunction):
             hints = get_type_hints(method)
             result = hints.pop("return", None)
-            self.names[name] = list(hints)
+            self._signatures[name] = inspect.signature(method)
             self.arguments[name] = tuple[tuple(hints.values())] if hints else tuple[()]  # type: ignore[misc]
             self.results[name] = result
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._signatures
+
+    def bind(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments of a call by position, defaults filled in.
+
+        Raises:
+            TypeError: they are not what the method takes.
+        """
+        bound = self._signatures[name].bind(None, *args, **kwargs)
+        bound.apply_defaults()
+        return bound.args[1:]
 
 
 class RpcServer:
@@ -100,7 +112,8 @@ class RpcClient(Generic[P]):
     """The other end. `client.proxy` has the methods of `protocol`.
 
     Args:
-        silence: seconds without a sign of life after which a peer that has answered before is lost.
+        silence: seconds of unanswered pings after which a peer that has answered before is lost. Time in which this
+            side did not listen, since its own event loop was held up, does not count.
         startup: the same for one that has not answered yet.
     """
 
@@ -115,7 +128,7 @@ class RpcClient(Generic[P]):
         self._waiting: dict[bytes, asyncio.Future[bytes]] = {}
         self._lost = ""
         self._answered = False
-        self._heard = time.monotonic()
+        self._silent = 0.0
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -151,7 +164,7 @@ class RpcClient(Generic[P]):
     async def _receive(self) -> None:
         while True:
             kind, number, *rest = await self._socket.recv_multipart()
-            self._heard = time.monotonic()
+            self._silent = 0.0
             self._answered = True
             future = self._waiting.get(number)
             if kind == _PONG or future is None or future.done():
@@ -162,12 +175,13 @@ class RpcClient(Generic[P]):
                 future.set_exception(_error(*decode(rest[0], tuple[str, str, str])))
 
     async def _watch(self) -> None:
+        period = min(_PING_SECONDS, self._silence / 4)
         while not self._lost:
             await self._socket.send_multipart([_PING, b""])
-            await asyncio.sleep(_PING_SECONDS)
-            silent = time.monotonic() - self._heard
-            if silent > (self._silence if self._answered else self._startup):
-                self._fail(f"no sign of life for {silent:.0f} s")
+            await asyncio.sleep(period)
+            self._silent += period
+            if self._silent > (self._silence if self._answered else self._startup):
+                self._fail(f"no sign of life for {self._silent:.0f} s")
 
     def _fail(self, reason: str) -> None:
         self._lost = reason
@@ -181,13 +195,12 @@ class _Proxy:
         self._client = client
 
     def __getattr__(self, name: str) -> Any:
-        names = self._client._signatures.names
-        if name not in names:
+        signatures = self._client._signatures
+        if name not in signatures:
             raise AttributeError(name)
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            arguments = (*args, *(kwargs[key] for key in names[name][len(args) :]))
-            return await self._client.call(name, arguments)
+            return await self._client.call(name, signatures.bind(name, args, kwargs))
 
         return call
 

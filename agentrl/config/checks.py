@@ -110,6 +110,23 @@ def _update(config: RunConfig) -> Iterator[Problem]:
             "set actor.proximal to bypass, or actor.loss_mode to vanilla",
             others=("actor.proximal",),
         )
+    correction = config.algorithm.rollout_correction
+    if (actor.proximal, correction.loss_type) == ("bypass", "reinforce") and correction.rollout_is_batch_normalize:
+        yield Problem(
+            "algorithm.rollout_correction.rollout_is_batch_normalize",
+            "is true, but with actor.proximal = bypass the weights are those of one micro-batch at a time: the loss "
+            "would depend on actor.ppo_max_token_len_per_gpu",
+            "set it to false, or actor.proximal to recompute",
+            others=("actor.proximal",),
+        )
+    schedule = actor.optim.lr_scheduler_type
+    if schedule != "constant" and config.trainer.total_steps is None:
+        yield Problem(
+            "actor.optim.lr_scheduler_type",
+            f"is {schedule}, but without trainer.total_steps the end of the decay is not known",
+            "set trainer.total_steps, or actor.optim.lr_scheduler_type to constant",
+            others=("trainer.total_steps",),
+        )
 
 
 def _run(config: RunConfig) -> Iterator[Problem]:

@@ -39,7 +39,7 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """The tasks."""
 
-    train: str = Field(default=...)
+    train: str
     """Training tasks: a `.jsonl` file, or `package.module:function` that returns a list of tasks."""
     train_args: dict[str, Any] = {}
     """Keyword arguments of the function named by `data.train`."""
@@ -229,7 +229,7 @@ class RunConfig(Section):
     """A whole run: what `agentrl train` reads."""
 
     model: ModelConfig = ModelConfig()
-    data: DataConfig = Field(default=...)
+    data: DataConfig
     agent: AgentConfig = AgentConfig()
     env: EnvConfig = EnvConfig()
     rollout: RolloutConfig = RolloutConfig()

@@ -26,11 +26,16 @@ class ContinuousBatch:
         model: a causal LM whose attention is `ENGINE_ATTENTION`.
         max_batch_size: slots.
         max_prefill_tokens: most prompt tokens of a step, beyond the first prompt.
+
+    Attributes:
+        generated_tokens, prompt_tokens: sampled, and computed as part of a prompt, since the start.
     """
 
     def __init__(self, model: Any, *, max_batch_size: int, max_prefill_tokens: int = 4096) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.generated_tokens = 0
+        self.prompt_tokens = 0
         self._model = model
         self._device = model.device
         self._slots = max_batch_size
@@ -53,31 +58,28 @@ class ContinuousBatch:
         return removed
 
     @torch.inference_mode()
-    def step(self, version: int) -> tuple[int, int]:
+    def step(self, version: int) -> None:
         """Samples one token for each running or newly admitted sequence; ended ones deliver their result.
 
         Args:
             version: the policy version of the weights, recorded with each token.
-
-        Returns:
-            how many tokens were sampled, and how many prompt tokens were computed.
         """
         decoding = len(self.running)
         admitted = self._admit()
         if not self.running:
-            return 0, 0
+            return
         tokens, logprobs = self._forward(decoding, admitted)
+        self.generated_tokens += len(self.running)
+        self.prompt_tokens += sum(sequence.length for sequence in admitted)
         ended: list[tuple[int, FinishReason]] = [
             (slot, reason)
             for slot, sequence in enumerate(self.running)
             if (reason := sequence.append(tokens[slot], logprobs[slot], version)) is not None
         ]
-        count = len(self.running)
         for slot, reason in reversed(ended):
             sequence = self.running[slot]
             self._free(slot)
             sequence.finish(reason)
-        return count, sum(sequence.length for sequence in admitted)
 
     def _admit(self) -> list[Sequence]:
         admitted: list[Sequence] = []

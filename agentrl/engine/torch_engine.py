@@ -48,12 +48,11 @@ class TorchEngine:
         self._wake = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
         self._waiting_callers: set[asyncio.Future[Any]] = set()
-        self._paused = self._closing = False
-        self._updating = False
+        self._closing = self._updating = False
         self._ended = ""
         self._failure: Exception | None = None
-        self._generated = self._prompted = 0
         self._busy = self._paused_seconds = 0.0
+        self._paused_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
         self._thread.start()
 
@@ -73,14 +72,22 @@ class TorchEngine:
         await self._call(lambda: self._abort(request_ids))
 
     async def pause(self) -> None:
-        await self._call(lambda: setattr(self, "_paused", True))
+        def pause() -> None:
+            self._paused_since = self._paused_since or time.perf_counter()
+
+        await self._call(pause)
 
     async def resume(self) -> None:
-        await self._call(lambda: setattr(self, "_paused", False))
+        def resume() -> None:
+            if self._paused_since is not None:
+                self._paused_seconds += time.perf_counter() - self._paused_since
+            self._paused_since = None
+
+        await self._call(resume)
 
     async def start_weight_update(self) -> None:
         def start() -> None:
-            if not self._paused:
+            if self._paused_since is None:
                 raise EngineError("pause the engine before a weight update")
             self._updating = True
             self._receiver.start()
@@ -109,8 +116,8 @@ class TorchEngine:
             self._check_alive()
         return EngineStats(
             self._version,
-            self._generated,
-            self._prompted,
+            self._batch.generated_tokens,
+            self._batch.prompt_tokens,
             self._busy,
             self._paused_seconds,
             len(self._batch.running),
@@ -202,12 +209,9 @@ class TorchEngine:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
-                if not self._paused and not self._updating:
-                    started = time.perf_counter()
-                    generated, prompted = self._batch.step(self._version)
-                    self._busy += time.perf_counter() - started
-                    self._generated += generated
-                    self._prompted += prompted
+                started = time.perf_counter()
+                self._batch.step(self._version)
+                self._busy += time.perf_counter() - started
         except Exception as error:
             log.exception("the engine has failed")
             self._failure = error
@@ -225,18 +229,15 @@ class TorchEngine:
         while True:
             while self._commands:
                 self._commands.popleft()()
-            idle_since = time.perf_counter()
             with self._wake:
                 if self._closing:
                     return False
                 if self._commands:
                     continue
-                stopped = self._paused or self._updating
+                stopped = self._paused_since is not None or self._updating
                 if not stopped and (self._batch.waiting or self._batch.running):
                     return True
                 self._wake.wait()
-            if stopped:
-                self._paused_seconds += time.perf_counter() - idle_since
 
 
 def load_torch_engine(path: str, *, dtype: str, device: torch.device, **limits: int) -> TorchEngine:

@@ -41,7 +41,11 @@ def from_json(data: bytes | str, type_: type[T]) -> T:
 
 def _to_wire(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return (value.dtype.name, value.shape, np.ascontiguousarray(value).tobytes())
+        if value.dtype.name not in _DTYPES:
+            raise NotImplementedError(
+                f"an array of {value.dtype} can't be sent: use one of {', '.join(sorted(_DTYPES))}"
+            )
+        return (value.dtype.name, value.shape, value.astype(value.dtype.newbyteorder("="), order="C").tobytes())
     if isinstance(value, np.generic):
         return value.item()
     raise NotImplementedError(f"{type(value).__name__} can't be sent: use numbers, strings, containers or arrays")

@@ -61,6 +61,7 @@ class MessageGraph:
     def __init__(self) -> None:
         self.root = Node(parent=None, token_ids=np.empty(0, IDS))
         self.turns: list[Node] = []
+        self._forks: list[Node] = []
 
     def add_turn(
         self,
@@ -91,7 +92,7 @@ class MessageGraph:
         prompt = np.asarray(prompt_ids, IDS)
         parent, matched = self._longest_match(prompt)
         if matched < len(prompt):
-            parent = _append(parent, Node(parent, prompt[matched:]))
+            parent = self._append(Node(parent, prompt[matched:]))
         turn = Node(
             parent,
             np.asarray(token_ids, IDS),
@@ -100,20 +101,22 @@ class MessageGraph:
             temperature,
             finish_reason,
         )
-        self.turns.append(_append(parent, turn))
+        self.turns.append(self._append(turn))
         return turn
 
     def _longest_match(self, ids: np.ndarray) -> tuple[Node, int]:
         """The deepest node whose whole path is a prefix of `ids`, and that path's length."""
-        node, position = self.root, 0
-        while True:
-            for child in node.children:
+        deepest, matched = self.root, 0
+        open_nodes = [(self.root, 0)]
+        while open_nodes:
+            node, position = open_nodes.pop()
+            if position > matched:
+                deepest, matched = node, position
+            for child in reversed(node.children):
                 end = position + len(child.token_ids)
                 if np.array_equal(child.token_ids, ids[position:end]):
-                    node, position = child, end
-                    break
-            else:
-                return node, position
+                    open_nodes.append((child, end))
+        return deepest, matched
 
     def branches(self) -> list[Branch]:
         """One training sequence per leaf, in the order in which the branches came into being.
@@ -121,49 +124,34 @@ class MessageGraph:
         A sampled node shared by several branches is trained in the branch created first; in the others its
         tokens are context.
         """
-        return [_branch(leaf) for leaf in _leaves(self.root)]
+        return [_branch(fork) for fork in self._forks]
+
+    def _append(self, node: Node) -> Node:
+        assert node.parent is not None
+        if node.parent.children or node.parent is self.root:
+            self._forks.append(node)
+        node.parent.children.append(node)
+        return node
 
 
-def _append(parent: Node, child: Node) -> Node:
-    parent.children.append(child)
-    return child
-
-
-def _leaves(node: Node) -> Iterator[Node]:
-    # First children first: the walk reaches a shared node's oldest branch before any younger one.
-    if not node.children and node.parent is not None:
-        yield node
-    for child in node.children:
-        yield from _leaves(child)
-
-
-def _branch(leaf: Node) -> Branch:
-    path = leaf.path()
-    owned = _owned(path)
-    turns: list[Turn] = []
-    position = 0
-    for node in path:
-        end = position + len(node.token_ids)
-        if node in owned and node.sampled:
-            turns.append(Turn(position, end, node.temperature, node.finish_reason, node.reward))
-        position = end
-    branch = Branch.context(np.concatenate([node.token_ids for node in path]), turns)
-    position = 0
-    for node in path:
-        end = position + len(node.token_ids)
-        if node in owned and node.logprobs is not None and node.versions is not None:
-            branch.loss_mask[position:end] = 1
-            branch.logprobs[position:end] = node.logprobs
-            branch.versions[position:end] = node.versions
-        position = end
+def _branch(fork: Node) -> Branch:
+    """The branch that came into being with `fork`: what led there, and from there on always the first child."""
+    context = fork.path()[:-1]
+    own = list(_first_children(fork))
+    branch = Branch.context(np.concatenate([node.token_ids for node in (*context, *own)]), [])
+    end = sum(len(node.token_ids) for node in context)
+    for node in own:
+        start, end = end, end + len(node.token_ids)
+        if node.logprobs is not None and node.versions is not None:
+            branch.turns.append(Turn(start, end, node.temperature, node.finish_reason, node.reward))
+            branch.loss_mask[start:end] = 1
+            branch.logprobs[start:end] = node.logprobs
+            branch.versions[start:end] = node.versions
     return branch
 
 
-def _owned(path: list[Node]) -> set[Node]:
-    """The nodes of a branch that no older branch holds: from the leaf up to the last fork."""
-    owned: set[Node] = set()
-    for node in reversed(path):
-        owned.add(node)
-        if node.parent is not None and node.parent.children[0] is not node:
-            break
-    return owned
+def _first_children(node: Node) -> Iterator[Node]:
+    yield node
+    while node.children:
+        node = node.children[0]
+        yield node

@@ -25,21 +25,24 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     were: history is what happened, and must render rather than raise.
 
     Raises:
-        MessageError: empty list, a message without a known role, or a content part that is not text.
+        MessageError: empty list, a message without a known role, content that is not text, or a tool call that is
+            not an object.
     """
     if not messages:
         raise MessageError("messages is empty: pass at least one message, e.g. [{'role': 'user', 'content': 'hi'}]")
     return [_normalise(index, message) for index, message in enumerate(messages)]
 
 
-def _normalise(index: int, message: Mapping[str, Any]) -> Message:
+def _normalise(index: int, message: Any) -> Message:
+    if not isinstance(message, Mapping):
+        raise MessageError(f"messages[{index}] is {message!r}: use an object with role and content")
     role = message.get("role")
     role = "system" if role == "developer" else role
     if role not in ROLES:
         raise MessageError(f"messages[{index}].role is {role!r}: use one of {', '.join(ROLES)}")
     result: Message = {"role": role, "content": _text(index, message.get("content"))}
     if message.get("tool_calls"):
-        result["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+        result["tool_calls"] = [_tool_call(index, call) for call in message["tool_calls"]]
     for key in ("reasoning_content", "tool_call_id", "name"):
         if isinstance(message.get(key), str):
             result[key] = message[key]
@@ -51,19 +54,24 @@ def _text(index: int, content: Any) -> str:
         return ""
     if isinstance(content, str):
         return content
+    if not isinstance(content, Sequence):
+        raise MessageError(f"messages[{index}].content is {content!r}: use a string or a list of text parts")
     parts = []
     for part in content:
-        part = {"type": "text", "text": part} if isinstance(part, str) else part
-        text, kind = part.get("text"), part.get("type")
+        text = part.get("text") if isinstance(part, Mapping) else part
         if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else part
             raise MessageError(f"messages[{index}].content holds a part of type {kind!r}: only text is supported")
         parts.append(text)
     return "".join(parts)
 
 
-def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function") or call
-    arguments = function.get("arguments", {})
+def _tool_call(index: int, call: Any) -> dict[str, Any]:
+    function = (call.get("function") or call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise MessageError(f"messages[{index}].tool_calls holds {call!r}: use an object with function.name")
+    arguments = function.get("arguments")
+    arguments = {} if arguments is None else arguments
     if isinstance(arguments, str):
         try:
             parsed = json.loads(arguments) if arguments.strip() else {}

@@ -32,6 +32,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 10.0
+_GRAVITY = (Fate.ENGINE_ERROR, Fate.ENV_ERROR, Fate.AGENT_ERROR, Fate.TRUNCATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +86,24 @@ class EpisodeRunner:
 
     A failure never escapes as an exception and never becomes a reward: it comes back typed. Only a cancellation
     from outside passes through.
+
+    Args:
+        ended: told the id of every episode that is over.
     """
 
-    def __init__(self, config: RunConfig, plugins: Plugins, chat_format: ChatFormat, generator: Generator) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        plugins: Plugins,
+        chat_format: ChatFormat,
+        generator: Generator,
+        ended: Callable[[str], None] = lambda episode_id: None,
+    ) -> None:
         self._config = config
         self._plugins = plugins
         self._format = chat_format
         self._generator = generator
+        self._ended = ended
 
     async def play(self, task: Task, *, group_id: str, episode_id: str, version: int) -> Outcome:
         """Plays `task` once; no weights older than `version` answer."""
@@ -105,7 +117,6 @@ class EpisodeRunner:
         )
         started = time.monotonic()
         reward, failure, reason = await self._judge(task, session)
-        session.close()
         seconds = time.monotonic() - started
         if failure is None and not session.graph.turns:
             failure, reason = Fate.AGENT_ERROR, f"{self._config.agent.loop} returned without any model call"
@@ -141,27 +152,23 @@ class EpisodeRunner:
         deadline = asyncio.timeout(limit)
         try:
             async with deadline:
-                return as_reward(await self._run(task, session)), None, ""
-        except TimeoutError as error:
-            if deadline.expired():
-                return None, Fate.TIMEOUT, f"ran longer than rollout.episode_timeout = {limit:g} s"
-            return None, Fate.AGENT_ERROR, _describe(error)
+                # In a task of its own: an agent that cancels its current task cancels itself, not the runner.
+                return as_reward(await asyncio.create_task(self._run(task, session))), None, ""
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
             return None, Fate.AGENT_ERROR, "the agent cancelled itself"
-        except EnvError as error:
-            return None, Fate.ENV_ERROR, _describe(error)
-        except (EngineError, PeerLost) as error:
-            return None, Fate.ENGINE_ERROR, _describe(error)
-        except ContextOverflow as error:
-            return None, Fate.TRUNCATED, _describe(error)
         except Exception as error:
-            log.warning("episode %s: %s", session.episode_id, _describe(error), exc_info=error)
-            return None, Fate.AGENT_ERROR, _describe(error)
+            if deadline.expired():
+                return None, Fate.TIMEOUT, f"ran longer than rollout.episode_timeout = {limit:g} s"
+            failure, cause = _failure(error)
+            if failure is Fate.AGENT_ERROR:
+                log.warning("episode %s: %s", session.episode_id, _describe(error), exc_info=error)
+            return None, failure, _describe(cause)
         finally:
             session.close()
+            self._ended(session.episode_id)
 
     async def _run(self, task: Task, session: Session) -> Any:
         env = self._build_env()
@@ -177,7 +184,15 @@ class EpisodeRunner:
                 result = await _in_thread(lambda: loop.run(task, policy))
             finally:
                 session.close()
-            return await result if inspect.isawaitable(result) else result
+            if inspect.iscoroutine(result):
+                result.close()
+                raise TypeError(
+                    f"{self._config.agent.loop}: run is a plain function but returns a coroutine: "
+                    "declare it `async def`"
+                )
+            return result
+        except SystemExit as error:
+            raise RuntimeError(f"the agent called exit({error.code!r})") from error
         finally:
             if env is not None:
                 await _close(env, session.episode_id)
@@ -211,10 +226,11 @@ class BlockingPolicy:
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
         try:
-            return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+            answer = asyncio.run_coroutine_threadsafe(call, self._loop)
         except RuntimeError as error:
             call.close()
             raise EpisodeClosed(f"episode {self._session.episode_id} has ended") from error
+        return answer.result()
 
 
 async def _in_thread(function: Callable[[], T]) -> T:
@@ -229,8 +245,13 @@ async def _in_thread(function: Callable[[], T]) -> T:
     def work() -> None:
         try:
             result = function()
-        except Exception as error:  # noqa: BLE001  handed to the awaiting task
-            outcome: tuple[Callable[[Any], None], Any] = (future.set_exception, error)
+        except BaseException as error:  # noqa: BLE001  handed to the awaiting task
+            # No future takes a StopIteration, and a SystemExit would end the event loop.
+            plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            outcome: tuple[Callable[[Any], None], Any] = (
+                future.set_exception,
+                error if plain else RuntimeError(_describe(error)),
+            )
         else:
             outcome = (future.set_result, result)
         if not loop.is_closed():
@@ -246,6 +267,20 @@ async def _close(env: Env, episode_id: str) -> None:
             await env.close()
     except Exception as error:
         log.warning("episode %s: closing its environment failed: %s", episode_id, _describe(error), exc_info=error)
+
+
+def _failure(error: BaseException) -> tuple[Fate, BaseException]:
+    """What an exception makes of its episode, and the exception that says so: of a group, the gravest."""
+    if isinstance(error, BaseExceptionGroup):
+        failures = [_failure(member) for member in error.exceptions]
+        return min(failures, key=lambda failure: _GRAVITY.index(failure[0]))
+    if isinstance(error, EnvError):
+        return Fate.ENV_ERROR, error
+    if isinstance(error, EngineError | PeerLost):
+        return Fate.ENGINE_ERROR, error
+    if isinstance(error, ContextOverflow):
+        return Fate.TRUNCATED, error
+    return Fate.AGENT_ERROR, error
 
 
 def _describe(error: BaseException) -> str:

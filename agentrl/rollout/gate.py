@@ -107,6 +107,11 @@ class StalenessGate:
         """A group left the path without being trained."""
         del self._live[group_id]
 
+    def clear(self) -> None:
+        """The run is over: nothing is running or queued any more."""
+        self._live.clear()
+        self.running_episodes = 0
+
     def taken(self, group_ids: Iterable[str]) -> None:
         """These groups form a batch."""
         for group_id in group_ids:

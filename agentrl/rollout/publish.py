@@ -51,12 +51,6 @@ class PublishCoordinator:
         now = time.perf_counter()
         return PublishReport(version, now - self._began, now - self._paused, len(self._loading))
 
-    async def abandon(self) -> None:
-        """The sender gave up: engines in the middle of an update hold a mixture and leave service."""
-        for replica in self._loading:
-            self._router.fail(replica, "its weight update was abandoned")
-        self._loading = []
-
     async def _each(self, call: Callable[[Engine], Awaitable[None]]) -> None:
         results = await asyncio.gather(
             *(asyncio.wait_for(call(replica.engine), self._timeout) for replica in self._loading),
@@ -64,10 +58,8 @@ class PublishCoordinator:
         )
         failed: list[tuple[Replica, BaseException]] = []
         for replica, result in zip(self._loading, results, strict=True):
-            if isinstance(result, Exception):
+            if isinstance(result, BaseException):
                 failed.append((replica, result))
-            elif isinstance(result, BaseException):
-                raise result
         for replica, error in failed:
             self._router.fail(replica, f"weight update: {type(error).__name__}: {error}")
             self._loading.remove(replica)

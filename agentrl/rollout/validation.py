@@ -47,7 +47,7 @@ class Validator:
         outcomes = [task.result() for task in playing]
         trajectories = [outcome.trajectory for outcome in outcomes if outcome.trajectory is not None]
         if self._writer is not None:
-            self._writer.append(trajectories, prefix=f"val-{self._rounds:04d}")
+            self._writer.append(trajectories)
         judged = [o for o in outcomes if not (o.failure and o.failure.endswith(("env_error", "engine_error")))]
         versions = [branch.versions[branch.loss_mask == 1] for t in trajectories for branch in t.branches]
         versions = [v for v in versions if v.size]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.config.names import GROUP_BASELINES
-from agentrl.record import Batch, Fate, Group, RolloutEnded, TrajectoryWriter
-from agentrl.record.protocols import Bucket, Engine, PublishReport, RolloutStatus, ValidationReport
+from agentrl.record import Batch, EngineError, Fate, Group, PeerLost, RolloutEnded, TrajectoryWriter
+from agentrl.record.protocols import Bucket, Engine, EngineStats, PublishReport, RolloutStatus, ValidationReport
 from agentrl.rollout.batch_metrics import RewardWindow, staleness_metrics
 from agentrl.rollout.buffer import Buffer
 from agentrl.rollout.dispatcher import Dispatcher
@@ -44,18 +44,18 @@ class RolloutWorker:
     ) -> None:
         self._config = config
         self._changed = Signal()
-        self._router = Router(engines)
+        self._router = Router(engines, self._changed)
         self._publish = PublishCoordinator(self._router)
         self._gate = StalenessGate.from_config(config)
         self._buffer = Buffer(self._gate, batch_groups=config.groups_per_step, on_stale=config.async_training.on_stale)
         self._ledger = Ledger(run_dir / "fates.jsonl" if run_dir else None)
-        self._writer = TrajectoryWriter(run_dir / "trajectories") if run_dir else None
+        self._writer = TrajectoryWriter(run_dir / "trajectories", "train") if run_dir else None
         self._rewards = RewardWindow()
         self._taken: dict[int, list[Group]] = {}
         self._batches = 0
         self._ended = ""
         self._dispatching: asyncio.Task[None] | None = None
-        runner = EpisodeRunner(config, plugins, chat_format, self._router)
+        runner = EpisodeRunner(config, plugins, chat_format, self._router, self._router.forget)
         tasks = load_tasks(config.data, "train")
         steps, total_epochs = config.trainer.total_steps, config.trainer.total_epochs
         self._dispatcher = Dispatcher(
@@ -80,7 +80,7 @@ class RolloutWorker:
             runner,
             repeats=config.val.n,
             max_concurrent=config.rollout.max_concurrent,
-            writer=self._writer,
+            writer=TrajectoryWriter(run_dir / "trajectories", "val") if run_dir else None,
         )
 
     async def run(self) -> None:
@@ -89,12 +89,19 @@ class RolloutWorker:
         Raises:
             EngineError: no engine is left to serve them.
         """
-        self._dispatching = asyncio.ensure_future(self._dispatcher.run())
+        self._dispatching = dispatching = asyncio.ensure_future(self._dispatcher.run())
+        dispatching.add_done_callback(lambda _: self._changed.notify())
+
+        def failed() -> bool:
+            return dispatching.done() and not dispatching.cancelled() and dispatching.exception() is not None
+
         try:
-            await asyncio.wait([self._dispatching])
-            if not self._dispatching.cancelled():
-                self._dispatching.result()
-            await self._changed.wait_until(lambda: bool(self._ended))
+            await self._changed.wait_until(lambda: bool(self._ended) or failed() or not self._router.alive)
+            if failed():
+                dispatching.result()
+            if not self._ended and not self._router.alive:
+                self._ended = "no engine is left"
+                raise EngineError("no engine is left to serve the episodes")
         finally:
             await self.stop()
 
@@ -105,6 +112,7 @@ class RolloutWorker:
             self._dispatching.cancel()
             await asyncio.wait([self._dispatching])
         self._buffer.clear()
+        self._gate.clear()
         self._ledger.seal_rest(self._ended, self._gate.version)
         self._changed.notify()
 
@@ -121,6 +129,8 @@ class RolloutWorker:
 
         await self._changed.wait_until(ready)
         if not groups:
+            if not self._router.alive:
+                raise EngineError("no engine is left: no further batch will come")
             raise RolloutEnded(self._ended or "the training tasks are used up")
         self._changed.notify()
         batch = Batch(self._batches, version, groups)
@@ -163,7 +173,7 @@ class RolloutWorker:
         return await self._validator.validate(self._gate.version)
 
     async def status(self) -> RolloutStatus:
-        stats = [await replica.engine.stats() for replica in self._router.replicas if replica.serving]
+        stats = await self._engine_stats()
         return RolloutStatus(
             version=self._gate.version,
             dispatched=self._ledger.dispatched,
@@ -179,12 +189,25 @@ class RolloutWorker:
             waiting_for=self._waiting_for(),
         )
 
+    async def _engine_stats(self) -> list[EngineStats]:
+        """Of the engines that can still tell; one that can't leaves service."""
+        stats = []
+        for replica in [replica for replica in self._router.replicas if replica.serving]:
+            try:
+                stats.append(await replica.engine.stats())
+            except (EngineError, PeerLost) as error:
+                self._router.fail(replica, str(error))
+        return stats
+
     @property
     def _no_more_groups(self) -> bool:
         return self._dispatcher.exhausted and not self._gate.running_groups
 
     def _drop_stale(self) -> None:
-        for group in self._buffer.drop_stale():
+        stale = self._buffer.drop_stale()
+        if stale:
+            self._changed.notify()
+        for group in stale:
             lag = self._gate.lag(group.oldest_version)
             for trajectory in group.trajectories:
                 reason = f"{lag} versions behind, bound {self._config.max_lag}"

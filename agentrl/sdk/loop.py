@@ -55,6 +55,8 @@ class ToolAgentLoop(AgentLoop):
             try:
                 reply = await policy.chat(messages, tools=specs)
             except ContextOverflow:
+                if not replies:
+                    raise
                 break
             replies.append(reply)
             messages = [*messages, reply.message]
@@ -69,17 +71,17 @@ class ToolAgentLoop(AgentLoop):
         try:
             if call.name not in tools:
                 raise ToolError(f"no tool {call.name!r}; there are: {', '.join(tools) or 'none'}")
-            content = await _judged(tools[call.name](call.arguments))
+            content = await _judged(tools[call.name](call.arguments), passes=(AgentRLError, ValueError))
         except ValueError as error:
             content = f"Error: {error}"
         return _tool_message(content[: self.max_tool_output], call.name, call.id)
 
 
-async def _judged(work: Awaitable[T]) -> T:
+async def _judged(work: Awaitable[T], passes: tuple[type[Exception], ...] = (AgentRLError,)) -> T:
     """What the environment answers; a crash of its own code is a failure of the machinery, not a judgement."""
     try:
         return await work
-    except (AgentRLError, ValueError):
+    except passes:
         raise
     except Exception as error:
         raise EnvError(f"{type(error).__name__}: {error}") from error

@@ -32,8 +32,8 @@ def load_object(path: str, *, key: str) -> Any:
             hint = "run from the folder that holds it, install it, or put it beside the YAML file"
             raise PluginError(f"{key}: no module {error.name!r} for {path!r}: {hint}") from error
         raise PluginError(f"{key}: {module_name} can't be imported: {error}") from error
-    except (ImportError, SyntaxError) as error:
-        raise PluginError(f"{key}: {module_name} can't be imported: {error}") from error
+    except Exception as error:
+        raise PluginError(f"{key}: {module_name} can't be imported: {type(error).__name__}: {error}") from error
     try:
         return getattr(module, name)
     except AttributeError:
@@ -52,7 +52,8 @@ def load_class(path: str, base: type[T], *, key: str, kwargs: dict[str, Any]) ->
     try:
         inspect.signature(cls).bind(**kwargs)
     except TypeError as error:
+        fix = "set env.cls" if "'env'" in str(error) else f"see {key.partition('.')[0]}.args"
         raise PluginError(
-            f"{key}: {path} can't be built with ({', '.join(kwargs) or 'no arguments'}): {error}"
+            f"{key}: {path} can't be built with ({', '.join(kwargs) or 'no arguments'}): {error}: {fix}"
         ) from None
     return cls

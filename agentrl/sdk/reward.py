@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, SupportsFloat
 
+from agentrl.record.codec import encode
+
 
 @dataclass(frozen=True, slots=True)
 class Reward:
@@ -35,11 +37,12 @@ def as_reward(value: Any) -> Reward:
     """What `AgentLoop.run` or `Env.score` returned, as a `Reward`.
 
     Raises:
-        TypeError: not a number or Reward.
+        TypeError: not a number or Reward, or `info` that no file can hold.
         ValueError: not finite.
     """
     if isinstance(value, Reward):
-        reward = value
+        parts = {name: float(part) for name, part in value.parts.items()}
+        reward = Reward(float(value.value), parts, value.info)
     elif isinstance(value, SupportsFloat):
         reward = Reward(float(value))
     else:
@@ -47,6 +50,11 @@ def as_reward(value: Any) -> Reward:
             f"the reward must be a number or Reward(value, parts={{...}}), but is {value!r}: "
             "return it from AgentLoop.run or Env.score"
         )
-    if not math.isfinite(reward.value):
-        raise ValueError(f"the reward must be finite, but is {reward.value}")
+    for name, number in (("the reward", reward.value), *reward.parts.items()):
+        if not math.isfinite(number):
+            raise ValueError(f"{name} must be finite, but is {number}")
+    try:
+        encode(reward.info)
+    except NotImplementedError as error:
+        raise TypeError(f"Reward.info must hold JSON values: {error}") from None
     return reward

@@ -30,7 +30,7 @@ def tool(method: F) -> F:
     The docstring's first paragraph describes it to the model; lines `name: text` under `Args:` its arguments.
 
     Raises:
-        TypeError: the method is not async, or a parameter has no type hint.
+        TypeError: the method is not async, or a parameter has no type hint or no name of its own (`*args`).
     """
     name = getattr(method, "__qualname__", repr(method))
     if not inspect.iscoroutinefunction(method):
@@ -38,6 +38,9 @@ def tool(method: F) -> F:
     missing = [p.name for p in _parameters(method) if p.annotation is inspect.Parameter.empty]
     if missing:
         raise TypeError(f"tool {name} needs type hints for: {', '.join(missing)}")
+    variadic = [p.name for p in _parameters(method) if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY)]
+    if variadic:
+        raise TypeError(f"tool {name} can't take {', '.join(variadic)}: name each argument the model may pass")
     setattr(method, _MARK, True)
     return method
 
@@ -71,9 +74,8 @@ def bound_tools(owner: object) -> dict[str, BoundTool]:
     names = [name for cls in reversed(type(owner).__mro__) for name in vars(cls)]
     tools = {}
     for name in dict.fromkeys(names):
-        method = getattr(owner, name, None)
-        if getattr(method, _MARK, False):
-            tools[name] = _bind(name, method)
+        if getattr(getattr(type(owner), name, None), _MARK, False):
+            tools[name] = _bind(name, getattr(owner, name))
     return tools
 
 

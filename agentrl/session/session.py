@@ -53,6 +53,7 @@ class _Recorded:
     """A turn, with the history that led to it and the reply itself."""
 
     history: list[Message]
+    tools: list[ToolSpec]
     prompt_ids: list[int]
     node: Node
 
@@ -96,7 +97,7 @@ class Session:
         *,
         max_tokens: int | None = None,
     ) -> Reply:
-        history = normalise_messages(messages)
+        history, tools = normalise_messages(messages), list(tools or ())
         prompt_ids = self._prompt(history, tools)
         node = await self._sample(prompt_ids, max_tokens)
         sampled = node.token_ids.tolist()
@@ -114,7 +115,7 @@ class Session:
             self.graph.turns.index(node),
             parsed.invalid_tool_calls,
         )
-        self._recorded.append(_Recorded([*history, *normalise_messages([reply.message])], prompt_ids, node))
+        self._recorded.append(_Recorded([*history, *normalise_messages([reply.message])], tools, prompt_ids, node))
         return reply
 
     async def generate(self, token_ids: Sequence[int], *, max_tokens: int | None = None) -> Completion:
@@ -140,8 +141,8 @@ class Session:
         """Ends the episode: later calls raise `EpisodeClosed`."""
         self._closed = True
 
-    def _prompt(self, history: list[Message], tools: Sequence[ToolSpec] | None) -> list[int]:
-        last = self._last_turn_of(history)
+    def _prompt(self, history: list[Message], tools: list[ToolSpec]) -> list[int]:
+        last = self._last_turn_of(history, tools)
         if last is not None:
             new = history[len(last.history) :]
             bridged = self._format.bridge(last.prompt_ids, last.node.token_ids.tolist(), new, tools)
@@ -149,19 +150,22 @@ class Session:
                 return bridged
         return self._format.render(history, tools)
 
-    def _last_turn_of(self, history: list[Message]) -> _Recorded | None:
-        """The recorded turn that `history` continues: the longest one, the latest of equals."""
+    def _last_turn_of(self, history: list[Message], tools: list[ToolSpec]) -> _Recorded | None:
+        """The recorded turn that `history` continues with the same tools: the longest one, the latest of equals."""
         found: _Recorded | None = None
         for recorded in self._recorded:
             size = len(recorded.history)
             longer = found is None or size >= len(found.history)
-            if longer and size < len(history) and all(map(_same, recorded.history, history)):
+            continued = size < len(history) and recorded.tools == tools
+            if longer and continued and all(map(_same, recorded.history, history)):
                 found = recorded
         return found
 
     async def _sample(self, prompt_ids: list[int], max_tokens: int | None) -> Node:
         self._check_open()
         limits = self._limits
+        if not prompt_ids:
+            raise ValueError("the prompt is empty: pass at least one token id")
         room = limits.max_model_len - len(prompt_ids)
         if len(prompt_ids) > limits.max_prompt_length or room < 1:
             raise ContextOverflow(

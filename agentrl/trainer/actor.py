@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -72,6 +73,7 @@ class Actor:
         if self._config.actor.proximal == "recompute":
             data = data.with_columns(prox_logp=self._proximal(data))
         self.forwards["train"] += 1
+        lr = self._optimiser.lr
         parts: list[Metrics] = []
         norms: list[float | None] = []
         for mini_batch in data.mini_batches():
@@ -80,10 +82,12 @@ class Actor:
             norms.append(self._optimiser.step(valid=bool(step_parts["actor/loss"][0].isfinite())))
             parts.append(step_parts)
         taken = [norm for norm in norms if norm is not None]
-        return summarise(merge(parts)) | {
+        merged = merge(parts)
+        # What could not be measured (every token was rejected) is not a number, rather than no key.
+        return dict.fromkeys(merged, math.nan) | summarise(merged) | {
             "actor/grad_norm": sum(taken) / len(taken) if taken else 0.0,
             "actor/skipped_steps": float(len(norms) - len(taken)),
-            "actor/lr": self._optimiser.lr,
+            "actor/lr": lr,
             "tokens/packed": float(sum(len(sequence.branch.token_ids) for sequence in data.sequences)),
         }
 

@@ -34,6 +34,9 @@ class TrainLoop:
 
     Args:
         model_dir: where the final policy is saved; None saves nothing.
+
+    Attributes:
+        end_seen: set once somebody has asked for the status after the end.
     """
 
     def __init__(
@@ -57,6 +60,8 @@ class TrainLoop:
         self._rows: deque[Row] = deque(maxlen=256)
         self._accuracies: list[float] = []
         self._since = _Clock()
+        self._published_step = 0
+        self.end_seen = asyncio.Event()
         self.version = 0
         self.step = 0
 
@@ -72,6 +77,8 @@ class TrainLoop:
         except RolloutEnded:
             pass
         await self._rollout.stop()
+        if self._published_step < self.step:
+            await self._publish()
         if self._config.data.val:
             self._record(await self._validate())
         if self._model_dir is not None:
@@ -81,6 +88,8 @@ class TrainLoop:
 
     async def status(self, after_step: int) -> TrainerStatus:
         """State now, with the row of the first step later than `after_step`, if there is one."""
+        if self._phase == "done":
+            self.end_seen.set()
         later = [row for row in self._rows if row["step"] > after_step and "actor/loss" in row]
         return TrainerStatus(
             step=int(self._rows[-1]["step"]) if self._rows else 0,
@@ -108,7 +117,7 @@ class TrainLoop:
         self.step += 1
         row |= {"step": self.step, "policy_version": self.version, **batch.metrics}
         row |= {"time/publish": 0.0, "time/paused": 0.0}
-        if self.step % config.async_training.trigger_parameter_sync_step == 0 or self._is_last:
+        if self.step % config.async_training.trigger_parameter_sync_step == 0:
             row |= await self._publish()
         if config.trainer.test_freq and self.step % config.trainer.test_freq == 0 and not self._is_last:
             row |= await self._validate()
@@ -123,6 +132,7 @@ class TrainLoop:
         nbytes = await self._sender.send(self._actor.named_tensors(), self._deliver)
         report = await self._rollout.finish_publish(self.version + 1)
         self.version = report.version
+        self._published_step = self.step
         return {
             "time/publish": time.perf_counter() - began,
             "time/paused": report.paused_seconds,

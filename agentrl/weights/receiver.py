@@ -37,11 +37,12 @@ class BucketReceiver:
         """Copies a bucket's content; the bucket may be reused afterwards.
 
         Raises:
-            WeightTransferError: the bytes are not those that were sent, or a tensor is unknown or of another shape.
+            WeightTransferError: the bytes are not there or not those that were sent, or a tensor is unknown or of
+                another shape.
         """
         segment = self._segments.get(bucket.segment)
         if segment is None:
-            segment = self._segments[bucket.segment] = Segment.attach(bucket.segment)
+            segment = self._segments[bucket.segment] = _attach(bucket)
         data = segment.tensor[: bucket.nbytes]
         checksum = xxhash.xxh3_64_intdigest(segment.view[: bucket.nbytes])
         if checksum != bucket.checksum:
@@ -80,3 +81,10 @@ class BucketReceiver:
         self._expected.discard(piece.name)
         if not left and not direct:
             parameter.copy_(self._staged.pop(piece.name))
+
+
+def _attach(bucket: Bucket) -> Segment:
+    try:
+        return Segment.attach(bucket.segment)
+    except (OSError, ValueError) as error:
+        raise WeightTransferError(f"bucket {bucket.index}: no shared memory at {bucket.segment}: {error}") from error

@@ -7,8 +7,10 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def shared_memory_root(needed: int) -> Path:
@@ -23,9 +25,12 @@ class Segment:
     """A file of fixed size, mapped into memory."""
 
     def __init__(self, path: Path, mapping: mmap.mmap) -> None:
+        # Here, so that a supervisor, which only asks for the folder, starts without torch.
+        import torch
+
         self.path = path
         self.view = memoryview(mapping)
-        self.tensor = torch.frombuffer(mapping, dtype=torch.uint8)
+        self.tensor: torch.Tensor = torch.frombuffer(mapping, dtype=torch.uint8)
 
     @classmethod
     def create(cls, path: Path, size: int) -> Segment:

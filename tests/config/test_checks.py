@@ -127,6 +127,18 @@ NO_VALIDATION = {"train": "t.jsonl"}
         (FILE, ["val.n=2"], "val.n", "data.val"),
         (FILE, ["trainer.val_before_train=true"], "trainer.val_before_train", "data.val"),
         (FILE, ["actor.optim.min_lr_ratio=0.1"], "actor.optim.min_lr_ratio", "actor.optim.lr_scheduler_type"),
+        (
+            FILE,
+            ["trainer.total_epochs=2", "actor.optim.lr_scheduler_type=linear"],
+            "actor.optim.lr_scheduler_type",
+            "trainer.total_steps",
+        ),
+        (
+            FILE,
+            [BYPASS, REINFORCE, "algorithm.rollout_correction.rollout_is_batch_normalize=true"],
+            "algorithm.rollout_correction.rollout_is_batch_normalize",
+            "actor.proximal",
+        ),
     ],
 )
 def test_keys_without_effect_are_refused_and_name_the_cause(
@@ -150,7 +162,7 @@ def test_keys_without_effect_are_refused_and_name_the_cause(
         ["env.cls=a:B", "env.args={size: 3}"],
         ["trainer.val_before_train=false"],
         ["data.val=v.jsonl", "val.limit=10", "trainer.test_freq=5"],
-        ["actor.optim.lr_scheduler_type=cosine", "actor.optim.min_lr_ratio=0.1"],
+        ["trainer.total_steps=9", "actor.optim.lr_scheduler_type=cosine", "actor.optim.min_lr_ratio=0.1"],
     ],
 )
 def test_keys_with_an_effect_are_taken(overrides: list[str]) -> None:

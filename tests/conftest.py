@@ -1,0 +1,29 @@
+"""Shared by all tests: one torch thread, and the bundled model's real chat format."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.config.schema import ModelConfig
+from agentrl.session import ChatFormat
+from agentrl.tiny import tiny_model_path
+
+
+@pytest.fixture(scope="session")
+def chat_format() -> ChatFormat:
+    """The bundled model's own format: Qwen3 turns, tools described in compact form."""
+    return _load("compact")
+
+
+@pytest.fixture(scope="session")
+def template_format() -> ChatFormat:
+    """The same tokenizer with Qwen3's full tool template."""
+    return _load("template")
+
+
+def _load(tool_prompt: str) -> ChatFormat:
+    import torch
+
+    torch.set_num_threads(1)
+    path = str(tiny_model_path())
+    return ChatFormat.load(ModelConfig.model_validate({"path": path, "tool_prompt": tool_prompt}), path)

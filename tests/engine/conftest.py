@@ -1,0 +1,146 @@
+"""Small random models, the real engine on them, and transformers' own forward to compare with."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+from agentrl.engine.torch_engine import TorchEngine
+from agentrl.record.protocols import GenerateRequest
+
+torch.set_num_threads(1)
+
+VOCABULARY = 97
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.25,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_CONFIGS = {
+    "qwen3": lambda: Qwen3Config(**_SHAPE, tie_word_embeddings=True),
+    "llama": lambda: LlamaConfig(**_SHAPE, tie_word_embeddings=False),
+}
+
+
+@pytest.fixture(scope="session")
+def new_model() -> Callable[..., Any]:
+    """`new_model(family="qwen3", seed=0)`: a random model whose distributions are far from uniform."""
+
+    def build(family: str = "qwen3", seed: int = 0) -> Any:
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(_CONFIGS[family](), dtype=torch.float32).eval()
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def start_engine() -> Callable[..., Any]:
+    """`async with start_engine(model, max_batch_size=4) as engine`: an engine on a copy of the model."""
+
+    @asynccontextmanager
+    async def start(model: Any, *, max_batch_size: int = 4, max_model_len: int = 1024) -> AsyncIterator[TorchEngine]:
+        engine = TorchEngine(copy.deepcopy(model), max_batch_size=max_batch_size, max_model_len=max_model_len)
+        try:
+            yield engine
+        finally:
+            await engine.close()
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def request_of() -> Callable[..., GenerateRequest]:
+    """`request_of(ids, seed=1, max_tokens=8, ...)`: a request whose id is its seed unless it is given one."""
+
+    def build(
+        ids: Sequence[int],
+        *,
+        seed: int = 0,
+        max_tokens: int = 8,
+        temperature: float = 1.0,
+        stop: tuple[int, ...] = (),
+        min_version: int = 0,
+        request_id: str | None = None,
+    ) -> GenerateRequest:
+        name = f"r{seed}" if request_id is None else request_id
+        return GenerateRequest(name, np.asarray(ids, np.int32), max_tokens, temperature, stop, seed, min_version)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def prompt() -> Callable[..., list[int]]:
+    """`prompt(length, seed)`: random token ids."""
+
+    def build(length: int, seed: int = 0) -> list[int]:
+        return np.random.default_rng((length, seed)).integers(VOCABULARY, size=length).tolist()
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def reference_logprobs() -> Callable[..., np.ndarray]:
+    """`reference_logprobs(model, prompt, answer, temperature)`: the answer's log-probs by transformers itself."""
+
+    @torch.no_grad()
+    def compute(model: Any, prompt: Sequence[int], answer: Sequence[int], temperature: float = 1.0) -> np.ndarray:
+        ids = torch.tensor([[*prompt, *answer]])
+        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        logp = torch.log_softmax(logits.float() / temperature, dim=-1)
+        return logp.gather(-1, ids[0, len(prompt) :, None])[:, 0].numpy()
+
+    return compute
+
+
+class Steps:
+    """Holds an engine's steps where a test wants them: counted from 1, each one model forward."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+        self._hold_at: int | None = None
+        engine._batch._model.register_forward_pre_hook(self._before_step)
+
+    def hold_at(self, step: int) -> None:
+        """That step will not compute before `release`."""
+        with self._changed:
+            self._hold_at = step
+
+    def reached(self) -> None:
+        """Returns when the engine stands before the step to hold at."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._hold_at is not None and self._count >= self._hold_at, 20)
+
+    def release(self) -> None:
+        with self._changed:
+            self._hold_at = None
+            self._changed.notify_all()
+
+    def _before_step(self, *_: Any) -> None:
+        with self._changed:
+            self._count += 1
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._hold_at is None or self._count < self._hold_at, 20)
+
+
+@pytest.fixture(scope="session")
+def steps_of() -> Callable[[TorchEngine], Steps]:
+    """`steps_of(engine)`: a handle on the engine's steps."""
+    return Steps

@@ -1,0 +1,181 @@
+"""New weights to several engines: one that fails leaves service, the run goes on, and none stays paused (case 20)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agentrl.record import EngineError, PeerLost, RolloutEnded, WeightTransferError
+from agentrl.rollout.publish import PublishCoordinator
+from agentrl.rollout.router import Router
+from agentrl.rollout.signal import Signal
+from agentrl.session import ChatFormat
+from tests.support.asynchrony import asynchronous, settle, until
+from tests.support.rollout import BUCKET, HeldEngine, build_worker, member_says, publish, rollout_config, running, train
+from tests.support.scripted import Sampled, ScriptedEngine
+
+STEPS = ["pause", "start_weight_update", "update_weights", "finish_weight_update", "resume"]
+
+
+def engine() -> ScriptedEngine:
+    return ScriptedEngine(lambda request: Sampled([5]))
+
+
+async def update(coordinator: PublishCoordinator, version: int) -> int:
+    """One publication; how many engines took it."""
+    await coordinator.begin()
+    await coordinator.bucket(BUCKET)
+    return (await coordinator.finish(version)).engines
+
+
+@asynchronous
+async def test_every_engine_goes_through_all_steps_in_order() -> None:
+    engines = {"one": engine(), "two": engine()}
+    router = Router(engines, Signal())
+    assert await update(PublishCoordinator(router), 1) == 2
+    assert [subject.calls for subject in engines.values()] == [STEPS, STEPS]
+    assert [subject.version for subject in engines.values()] == [1, 1]
+    assert [replica.version for replica in router.replicas] == [1, 1]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    "error",
+    [WeightTransferError("wrong checksum"), PeerLost("silence"), asyncio.CancelledError()],
+    ids=lambda error: type(error).__name__,
+)
+@asynchronous
+async def test_an_engine_that_fails_leaves_service_and_the_other_goes_on(step: str, error: BaseException) -> None:
+    bad, good = engine(), engine()
+    bad.failures[step] = error
+    router = Router({"bad": bad, "good": good}, Signal())
+    coordinator = PublishCoordinator(router)
+    assert await update(coordinator, 1) == 1
+    assert [replica.serving for replica in router.replicas] == [False, True]
+    assert (good.calls, good.version) == (STEPS, 1)
+    assert await update(coordinator, 2) == 1
+    assert good.calls == STEPS * 2
+
+
+@pytest.mark.parametrize("step", STEPS)
+@asynchronous
+async def test_an_engine_that_does_not_answer_in_time_leaves_service(step: str) -> None:
+    class Slow(ScriptedEngine):
+        def __init__(self) -> None:
+            super().__init__(lambda request: Sampled([5]))
+
+    slow, good = Slow(), engine()
+
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    setattr(slow, step, never)
+    router = Router({"slow": slow, "good": good}, Signal())
+    assert await update(PublishCoordinator(router, timeout=0.01), 1) == 1
+    assert [replica.serving for replica in router.replicas] == [False, True]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@asynchronous
+async def test_without_any_engine_left_the_publication_fails(step: str) -> None:
+    only = engine()
+    only.failures[step] = WeightTransferError("wrong checksum")
+    router = Router({"only": only}, Signal())
+    with pytest.raises(EngineError, match="no engine accepted the weight update: wrong checksum"):
+        await update(PublishCoordinator(router), 1)
+    assert not router.alive
+
+
+@asynchronous
+async def test_the_run_goes_on_when_one_of_two_engines_fails_its_update(
+    tmp_path: Path, chat_format: ChatFormat
+) -> None:
+    engines = {name: HeldEngine(member_says(chat_format)) for name in ("bad", "good")}
+    bad, good = engines.values()
+    worker = build_worker(rollout_config(tmp_path, tasks=6), chat_format, engines, run_dir=tmp_path)
+    async with running(worker):
+        await until(lambda: len(bad.held) + len(good.held) == 8)
+        assert bad.running == good.running == 4
+        bad.failures["finish_weight_update"] = WeightTransferError("wrong checksum")
+        await publish(worker, 1)
+        await until(lambda: bad.running == 0)
+        good.before_token = None
+        good.let_go()
+        assert len(await train(worker, 1)) == 2
+        status = await worker.status()
+        assert (status.engines, status.version) == (1, 2)
+        while True:
+            try:
+                await train(worker, (await worker.status()).version)
+            except RolloutEnded:
+                break
+        fates = (await worker.status()).fates
+    assert fates == {"trained": 12}, "what the bad engine held was answered by the good one"
+
+
+@asynchronous
+async def test_a_lost_engine_takes_no_requests_and_its_episodes_go_on(tmp_path: Path, chat_format: ChatFormat) -> None:
+    engines = {name: HeldEngine(member_says(chat_format)) for name in ("bad", "good")}
+    bad, good = engines.values()
+    worker = build_worker(rollout_config(tmp_path), chat_format, engines)
+    async with running(worker):
+        await until(lambda: len(bad.held) + len(good.held) == 8)
+        bad.lose()
+        assert (await worker.status()).engines == 1
+        await until(lambda: len(good.held) == 8)
+        good.let_go()
+        assert len(await train(worker, 0)) == 2
+        assert "engine_error" not in (await worker.status()).fates
+
+
+@asynchronous
+async def test_when_the_last_engine_is_lost_the_run_ends_with_an_error(tmp_path: Path, chat_format: ChatFormat) -> None:
+    only = HeldEngine(member_says(chat_format))
+    config = rollout_config(tmp_path, "trainer.total_epochs=null", "trainer.total_steps=100")
+    worker = build_worker(config, chat_format, only)
+    async with running(worker) as run:
+        waiting = asyncio.ensure_future(worker.take_batch(0))
+        await until(lambda: bool(only.held))
+        only.lose()
+        await worker.status()
+        await asyncio.wait([run, waiting])
+        with pytest.raises(EngineError, match="no engine is left"):
+            await run
+        with pytest.raises(EngineError, match="no engine is left"):
+            await waiting
+
+
+@asynchronous
+async def test_a_publication_that_no_engine_accepts_fails_and_ends_the_run(
+    tmp_path: Path, chat_format: ChatFormat
+) -> None:
+    only = HeldEngine(member_says(chat_format))
+    worker = build_worker(rollout_config(tmp_path), chat_format, only)
+    async with running(worker) as run:
+        await until(lambda: bool(only.held))
+        only.failures["update_weights"] = WeightTransferError("wrong checksum")
+        await worker.begin_publish(1)
+        with pytest.raises(EngineError, match="no engine accepted"):
+            await worker.publish_bucket(BUCKET)
+        with pytest.raises(EngineError):
+            await run
+        assert (await worker.status()).version == 0
+
+
+@asynchronous
+async def test_the_gate_opens_only_when_the_weights_are_there(tmp_path: Path, chat_format: ChatFormat) -> None:
+    config = rollout_config(tmp_path, "rollout.max_head_offpolicyness=0", tasks=10)
+    subject = ScriptedEngine(member_says(chat_format))
+    worker = build_worker(config, chat_format, subject)
+    async with running(worker):
+        batch = await worker.take_batch(0)
+        await worker.acknowledge(batch.id)
+        await worker.begin_publish(1)
+        await worker.publish_bucket(BUCKET)
+        await settle()
+        assert len(subject.requests) == 4
+        await worker.finish_publish(1)
+        await until(lambda: len(subject.requests) == 8)
+        assert {request.min_version for request in subject.requests[4:]} == {1}
