@@ -15,6 +15,7 @@ from pathlib import Path
 
 from agentrl.cluster.rpc import RpcClient, RpcServer, connected
 from agentrl.cluster.spec import RunSpec, add_plugin_paths
+from agentrl.record import AgentRLError, RemoteError
 from agentrl.record.protocols import Engine, RolloutService, TrainerService
 
 _GOODBYE_SECONDS = 5.0
@@ -128,6 +129,13 @@ def _die_with_parent(spec: RunSpec) -> None:
     os._exit(1)
 
 
+def _known(error: BaseException) -> AgentRLError | None:
+    """The typed error behind a failure, whose message says all there is to say."""
+    if isinstance(error, BaseExceptionGroup):
+        return next((known for known in map(_known, error.exceptions) if known is not None), None)
+    return error if isinstance(error, AgentRLError) and not isinstance(error, RemoteError) else None
+
+
 def main(role: str, spec_path: str) -> int:
     """Takes a role in a run."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -143,8 +151,12 @@ if __name__ == "__main__":
     status = 1
     try:
         status = main(sys.argv[1], sys.argv[2])
-    except Exception:
-        logging.getLogger("agentrl").exception("%s failed", sys.argv[1])
+    except Exception as failure:
+        known = _known(failure)
+        if known is not None:
+            logging.getLogger("agentrl").error("%s: %s", type(known).__name__, known)
+        else:
+            logging.getLogger("agentrl").exception("%s failed", sys.argv[1])
     # Threads that still compute must not hold the process back.
     logging.shutdown()
     os._exit(status)

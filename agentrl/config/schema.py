@@ -105,6 +105,9 @@ class RolloutConfig(Section):
     filter_zero_variance: bool = True
     """Drop groups whose members all have the same reward: they carry no group-relative advantage. Their places
     are refilled."""
+    max_untrainable_groups: int | None = Field(default=None, ge=1)
+    """End the run with an error after this many groups in a row that failed or were filtered. Default: 20 batches of
+    them."""
     n_gpus_per_node: int = Field(default=1, ge=1)
     """Engine processes on this machine, one device each (on CPU: one process each)."""
     threads: int = Field(default=1, ge=1)

@@ -8,6 +8,7 @@ __all__ = [
     "EngineError",
     "EnvError",
     "EpisodeClosed",
+    "NoProgress",
     "PeerLost",
     "RemoteError",
     "RolloutEnded",
@@ -41,6 +42,10 @@ class EpisodeClosed(AgentRLError):
 
 class WeightTransferError(AgentRLError):
     """Weights did not arrive as sent: wrong checksum, missing or unexpected tensors."""
+
+
+class NoProgress(AgentRLError):
+    """Episodes keep ending without anything to train; says how they ended."""
 
 
 class PeerLost(AgentRLError):

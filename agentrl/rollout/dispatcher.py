@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 
-from agentrl.record import Group, Task
+from agentrl.record import Group, NoProgress, Task
 from agentrl.rollout.buffer import Buffer
 from agentrl.rollout.episode import EpisodeRunner, Outcome
 from agentrl.rollout.filters import group_fate
@@ -23,6 +24,7 @@ class Dispatcher:
 
     Args:
         needs_baseline, filter_zero_variance: see `filters.group_fate`.
+        max_untrainable: so many groups in a row without anything to train end the run.
         filtered: told the outcomes that no batch will hold: of failed members, and of groups not worth training.
         changed: notified whenever the gate's counts change.
     """
@@ -39,6 +41,7 @@ class Dispatcher:
         group_size: int,
         needs_baseline: bool,
         filter_zero_variance: bool,
+        max_untrainable: int,
         filtered: Callable[[list[Outcome]], None],
     ) -> None:
         self._tasks = tasks
@@ -50,12 +53,19 @@ class Dispatcher:
         self._group_size = group_size
         self._needs_baseline = needs_baseline
         self._filter_zero_variance = filter_zero_variance
+        self._max_untrainable = max_untrainable
         self._filtered = filtered
+        self._untrainable: Counter[str] = Counter()
+        self._untrainable_groups = 0
         self.admitting = True
         self.exhausted = False
 
     async def run(self) -> None:
-        """Dispatches until the tasks are used up and the last group has ended."""
+        """Dispatches until the tasks are used up and the last group has ended.
+
+        Raises:
+            NoProgress: group after group ends without anything to train (in an ExceptionGroup).
+        """
         async with asyncio.TaskGroup() as groups:
             for number in itertools.count():
                 await self._changed.wait_until(lambda: self.admitting and self._gate.capacity() > 0)
@@ -101,9 +111,19 @@ class Dispatcher:
             self._filtered([outcome for outcome in outcomes.values() if not outcome.usable])
             trajectories = [outcome.trajectory for outcome in usable.values() if outcome.trajectory is not None]
             self._buffer.put(Group(group_id, trajectories, version))
+            self._untrainable.clear()
+            self._untrainable_groups = 0
             return
         self._filtered(list(outcomes.values()))
         fate, reason = verdict
         for episode_id in usable:
             self._ledger.seal(episode_id, fate, reason, now)
         self._gate.removed(group_id)
+        self._count_untrainable([outcome.reason or reason for outcome in outcomes.values()])
+
+    def _count_untrainable(self, reasons: list[str]) -> None:
+        self._untrainable.update(reasons)
+        self._untrainable_groups += 1
+        if self._untrainable_groups >= self._max_untrainable:
+            common = "; ".join(f"{count} episodes: {reason}" for reason, count in self._untrainable.most_common(3))
+            raise NoProgress(f"the last {self._untrainable_groups} groups had nothing to train: {common}")

@@ -73,6 +73,7 @@ class RolloutWorker:
             group_size=config.rollout.n,
             needs_baseline=config.algorithm.adv_estimator in GROUP_BASELINES,
             filter_zero_variance=config.rollout.filter_zero_variance,
+            max_untrainable=config.rollout.max_untrainable_groups or 20 * config.groups_per_step,
             filtered=self._rewards.filtered,
         )
         self._validator = Validator(

@@ -84,12 +84,16 @@ class Actor:
         taken = [norm for norm in norms if norm is not None]
         merged = merge(parts)
         # What could not be measured (every token was rejected) is not a number, rather than no key.
-        return dict.fromkeys(merged, math.nan) | summarise(merged) | {
-            "actor/grad_norm": sum(taken) / len(taken) if taken else 0.0,
-            "actor/skipped_steps": float(len(norms) - len(taken)),
-            "actor/lr": lr,
-            "tokens/packed": float(sum(len(sequence.branch.token_ids) for sequence in data.sequences)),
-        }
+        return (
+            dict.fromkeys(merged, math.nan)
+            | summarise(merged)
+            | {
+                "actor/grad_norm": sum(taken) / len(taken) if taken else 0.0,
+                "actor/skipped_steps": float(len(norms) - len(taken)),
+                "actor/lr": lr,
+                "tokens/packed": float(sum(len(sequence.branch.token_ids) for sequence in data.sequences)),
+            }
+        )
 
     def log_probs(self, branches: Sequence[Branch]) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs and entropies (nats) of the branches' trained tokens, each `[1, N]` in float32, under the

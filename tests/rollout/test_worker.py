@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl import AgentLoop, EnvError, Policy, Task
-from agentrl.record import ContextOverflow, EngineError, Fate, RolloutEnded, load
+from agentrl.record import ContextOverflow, EngineError, Fate, NoProgress, RolloutEnded, load
 from agentrl.session import ChatFormat
 from tests.support.asynchrony import asynchronous, settle, until
 from tests.support.rollout import (
@@ -189,6 +189,22 @@ async def test_a_filter_that_rejects_everything_ends_the_run_when_the_data_ends(
         status = await worker.status()
     assert status.fates == {"filtered": 40}
     assert (status.running_episodes, status.queued_groups, status.in_flight) == (0, 0, 0)
+
+
+@asynchronous
+async def test_groups_that_never_train_end_an_endless_run_with_an_error(
+    tmp_path: Path, chat_format: ChatFormat
+) -> None:
+    """Case 17 without an end of the data: the error says how the episodes ended."""
+    config = rollout_config(
+        tmp_path, "trainer.total_epochs=null", "trainer.total_steps=5", "rollout.max_untrainable_groups=12"
+    )
+    worker = build_worker(config, chat_format, ScriptedEngine(turns(chat_format, "1")))
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await worker.run()
+    assert caught.group_contains(NoProgress, match="the last 12 groups .* 24 episodes: all rewards are 1")
+    status = await worker.status()
+    assert status.in_flight == 0 and status.dispatched == sum(status.fates.values())
 
 
 @asynchronous
