@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,13 +41,13 @@ def train(
     if loop is not None:
         module, folder = _module_of(loop)
         overrides = [f"agent.loop={module}:{loop.__qualname__}", *overrides]
-        paths += folder
+        paths.append(folder)
     return run(load_config(config, overrides), plugin_paths=paths, console=console)
 
 
-def _module_of(cls: type) -> tuple[str, list[str]]:
-    """The name under which another process can import a class's module, and the folder it lies in."""
-    if cls.__module__ != "__main__":
-        return cls.__module__, []
-    file = Path(inspect.getfile(sys.modules["__main__"])).resolve()
-    return file.stem, [str(file.parent)]
+def _module_of(cls: type) -> tuple[str, str]:
+    """The name under which another process can import a class's module, and the folder it is found from."""
+    file = Path(inspect.getfile(cls)).resolve()
+    if cls.__module__ == "__main__":
+        return file.stem, str(file.parent)
+    return cls.__module__, str(file.parents[cls.__module__.count(".") + (file.stem == "__init__")])

@@ -45,6 +45,11 @@ class Device:
 
         return None if self.type == "cpu" else getattr(torch, self.type)
 
+    def count(self) -> int:
+        """Devices of this type that the process sees; 1 on cpu."""
+        module = self.module()
+        return 1 if module is None else int(module.device_count())
+
     def synchronize(self) -> None:
         """Waits for the device's queued work, so that a clock measures it."""
         module = self.module()

@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
 from rich.console import Console
+from shuffled import ShuffledRewards
 
-from agentrl import RunResult, train
+from agentrl import AgentLoop, RunResult, train
 
-HERE = Path(__file__).parent
-CONFIG = HERE.parent / "examples" / "math.yaml"
+CONFIG = Path(__file__).parent.parent / "examples" / "math.yaml"
 
 
-def measure(name: str, *overrides: str) -> RunResult:
+def measure(name: str, *overrides: str, loop: type[AgentLoop] | None = None) -> RunResult:
     """One training; prints what came out of it."""
-    sys.path.append(str(HERE))
     began = time.perf_counter()
-    result = train(CONFIG, [*overrides, f"trainer.experiment_name={name}"], console=Console(stderr=True))
+    result = train(CONFIG, [*overrides, f"trainer.experiment_name={name}"], loop=loop, console=Console(stderr=True))
     row = {
         "run": name,
         "overrides": overrides,
@@ -49,7 +47,7 @@ def main() -> None:
     for seed in arguments.seeds:
         measure(f"learning-{seed}", f"data.seed={seed}")
     if arguments.shuffled:
-        measure("learning-shuffled", "data.seed=0", "agent.loop=shuffled:ShuffledRewards")
+        measure("learning-shuffled", "data.seed=0", loop=ShuffledRewards)
 
 
 if __name__ == "__main__":

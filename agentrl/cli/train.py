@@ -79,7 +79,8 @@ def resolve_model(path: str) -> str:
 
     if path == TINY_MODEL:
         return str(tiny_model_path())
-    if (Path(path) / "config.json").is_file() or (path.count("/") == 1 and path[0] not in "./~"):
+    hub_id = path.count("/") == 1 and path[0] not in "./~" and not Path(path).parent.is_dir()
+    if hub_id or (Path(path) / "config.json").is_file():
         return path
     raise PluginError(
         f"model.path: {path!r} is no folder with a config.json, no hub id (owner/name), and not {TINY_MODEL!r}, "

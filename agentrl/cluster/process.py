@@ -27,11 +27,14 @@ async def run_engine(spec: RunSpec, role: str) -> None:
     from agentrl.engine.torch_engine import load_torch_engine
 
     config = spec.run_config()
+    device = get_device(config.trainer.device)
+    # The trainer has the first device, engines the next ones; they share where there are fewer.
+    place = (1 + spec.engine_roles().index(role)) % device.count()
     engine = await asyncio.to_thread(
         lambda: load_torch_engine(
             spec.model_path,
             dtype=config.model.dtype,
-            device=get_device(config.trainer.device).torch_device(),
+            device=device.torch_device(place),
             max_batch_size=config.rollout.max_batch_size,
             max_model_len=config.rollout.max_model_len,
         )
