@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from agentrl.cli.train import RunResult, run
 from agentrl.config import load_config
+from agentrl.run import RunResult, run
 from agentrl.sdk import AgentLoop
 
 __all__ = ["RunResult", "train"]

@@ -59,7 +59,7 @@ class AdvantageInputs:
 
 Estimator = Callable[[AdvantageInputs], tuple[Tensor, Tensor]]
 
-ESTIMATORS: Registry[Estimator] = Registry("adv_estimator")
+ESTIMATORS: Registry[Estimator] = Registry("adv_estimator", entry_points="agentrl.advantages")
 """Functions from `AdvantageInputs` to (advantages, returns), [B, T] in any float dtype."""
 
 

@@ -85,7 +85,7 @@ class LossInputs:
         return None if weights is None else masked(weights.detach(), self.kept)
 
 
-LOSSES: Registry[Callable[[LossInputs], tuple[Tensor, Metrics]]] = Registry("loss_mode")
+LOSSES: Registry[Callable[[LossInputs], tuple[Tensor, Metrics]]] = Registry("loss_mode", entry_points="agentrl.losses")
 """Functions from `LossInputs` to per-token losses [B, T] and metrics over the kept tokens."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import metadata
 from typing import Generic, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -13,10 +14,16 @@ class UnknownNameError(ValueError):
 
 
 class Registry(Generic[Function]):
-    """Names to functions of one kind. Names are unique: a second function under a taken name is an error."""
+    """Names to functions of one kind. Names are unique: a second function under a taken name is an error.
 
-    def __init__(self, kind: str) -> None:
+    Args:
+        kind: what the functions are, for messages.
+        entry_points: group of entry points through which other packages offer functions of this kind.
+    """
+
+    def __init__(self, kind: str, entry_points: str = "") -> None:
         self.kind = kind
+        self._entry_points = entry_points
         self._functions: dict[str, Function] = {}
 
     def register(self, *names: str) -> Callable[[Function], Function]:
@@ -35,11 +42,14 @@ class Registry(Generic[Function]):
         return add
 
     def get(self, name: str) -> Function:
-        """The function registered as `name`.
+        """The function registered as `name`, or offered as an entry point of that name.
 
         Raises:
             UnknownNameError: no such name.
         """
+        if name not in self._functions and self._entry_points:
+            for entry_point in metadata.entry_points(group=self._entry_points, name=name):
+                self._functions.setdefault(name, entry_point.load())
         if name not in self._functions:
             known = ", ".join(self.names())
             raise UnknownNameError(f"unknown {self.kind} {name!r}: use one of {known}, or register it first")

@@ -37,11 +37,11 @@ def _train(config: object, plugin_paths: tuple[str, ...]) -> None:
     from rich.console import Console
 
     from agentrl.cli.summary import print_summary
-    from agentrl.cli.train import Interrupted, run
     from agentrl.config import RunConfig
     from agentrl.device import DeviceError
     from agentrl.record import AgentRLError
     from agentrl.rollout.tasks import DataError
+    from agentrl.run import Interrupted, run
     from agentrl.sdk.plugin import PluginError
 
     assert isinstance(config, RunConfig)
@@ -58,6 +58,9 @@ def _train(config: object, plugin_paths: tuple[str, ...]) -> None:
         typer.echo(str(error), err=True)
         raise typer.Exit(130) from None
     print_summary(console, result)
+    if result.problem:
+        typer.echo(f"error: {result.problem}", err=True)
+        raise typer.Exit(1)
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from agentrl.cli.train import RunResult
+from agentrl.run import RunResult
 
 
 def print_summary(console: Console, result: RunResult) -> None:

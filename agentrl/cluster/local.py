@@ -27,6 +27,7 @@ from agentrl.weights.segment import shared_memory_root
 _STOP_SECONDS = 3.0
 _POLL_SECONDS = 0.25
 _SHADOW_SECONDS = 2.0
+_LONGEST_SOCKET_PATH = 100
 
 
 class ProcessFailed(AgentRLError):
@@ -131,7 +132,7 @@ class LocalHost:
         config = self._config
         bucket_bytes = 2 * config.weights.bucket_mb * 2**20
         name = f"agentrl-{os.getpid()}-{secrets.token_hex(4)}"
-        sockets = Path(tempfile.mkdtemp(prefix=f"{name}-"))
+        sockets = _socket_folder(f"{name}-")
         self._folders.append(sockets)
         segments = shared_memory_root(bucket_bytes) / name
         segments.mkdir(mode=0o700)
@@ -148,11 +149,12 @@ class LocalHost:
         self._spec.write(sockets / "spec.json")
         (self.run_dir / "logs").mkdir()
         for role in self._spec.engine_roles():
-            await self._spawn(role, threads=config.rollout.threads)
-        await self._spawn("trainer", threads=config.trainer.threads)
-        await self._spawn("rollout", threads=1)
+            await self._spawn(role, compute_environment(config.rollout.threads))
+        await self._spawn("trainer", compute_environment(config.trainer.threads))
+        # Not for the rollout worker: what its agents and environments start would inherit the allocator's settings.
+        await self._spawn("rollout", {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
 
-    async def _spawn(self, role: str, *, threads: int) -> None:
+    async def _spawn(self, role: str, environment: dict[str, str]) -> None:
         log = self.run_dir / "logs" / f"{role}.log"
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
@@ -160,7 +162,7 @@ class LocalHost:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **compute_environment(threads)},
+                env={**os.environ, **environment},
                 # Ctrl-C in the terminal reaches the supervisor alone, which then stops the others in order.
                 start_new_session=True,
             )
@@ -176,9 +178,12 @@ class LocalHost:
             try:
                 await asyncio.wait_for(process.wait(), max(0.0, deadline - time.monotonic()))
             except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
                 await process.wait()
+        for child in self._children:
+            # Whatever an agent or environment left behind in the process's session goes with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.process.pid, signal.SIGKILL)
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
         self._folders = []
@@ -189,6 +194,15 @@ class LocalHost:
             f"the {child.role} process ended with status {child.process.returncode}; the end of {child.log}:\n"
             + "\n".join(f"  {line}" for line in lines)
         )
+
+
+def _socket_folder(prefix: str) -> Path:
+    """A new temporary folder whose path is short enough for the address of a Unix socket (some 100 bytes)."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    if len(str(folder / "engine-000")) <= _LONGEST_SOCKET_PATH:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
 
 
 def _state(trainer: TrainerService, rollout: RolloutService, seen: int) -> asyncio.Future[RunState]:

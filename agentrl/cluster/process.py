@@ -120,10 +120,19 @@ async def _until_signal(work: Awaitable[None]) -> int:
     return 128 + signal.SIGTERM
 
 
-def _die_with_parent(spec: RunSpec) -> None:
-    """Standard input is a pipe held by the supervisor: its end means that the supervisor is gone, and that nobody
+def _take_standard_input() -> int:
+    """Moves the supervisor's pipe away from standard input, which is then empty: no tool of an agent may read it."""
+    lifeline = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return lifeline
+
+
+def _die_with_parent(lifeline: int, spec: RunSpec) -> None:
+    """`lifeline` is a pipe held by the supervisor: its end means that the supervisor is gone, and that nobody
     else will remove the run's sockets and shared memory."""
-    while sys.stdin.buffer.read(4096):
+    while os.read(lifeline, 4096):
         pass
     for folder in (spec.sockets, spec.segments):
         shutil.rmtree(folder, ignore_errors=True)
@@ -145,7 +154,7 @@ def main(role: str, spec_path: str) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec = RunSpec.read(Path(spec_path))
-    threading.Thread(target=_die_with_parent, args=(spec,), daemon=True).start()
+    threading.Thread(target=_die_with_parent, args=(_take_standard_input(), spec), daemon=True).start()
     add_plugin_paths(spec.plugin_paths)
     return asyncio.run(_until_signal(ROLES[role.partition("-")[0]](spec, role)))
 

@@ -67,7 +67,7 @@ def _rollout(config: RunConfig) -> Iterator[Problem]:
             "set rollout.n to 2 or more, or algorithm.adv_estimator to reinforce_plus_plus",
             others=("algorithm.adv_estimator",),
         )
-    elif rollout.n == 1 and rollout.filter_zero_variance:
+    elif rollout.n == 1 and config.filters_zero_variance:
         yield Problem(
             "rollout.filter_zero_variance",
             "is true, but with rollout.n = 1 no group has variance: every group would be dropped",

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.config.correction import RolloutCorrectionConfig
+from agentrl.config.names import GROUP_BASELINES
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -33,7 +34,8 @@ class ModelConfig(Section):
     """How tools are described to the model: `template` is the model's own, `compact` one JSON line a tool in the
     system message. `auto`: what the model's tokenizer_config.json asks for under `agentrl`, else `template`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of weights and products in trainer and engine. bfloat16 is slow on most CPUs."""
+    """Type of the engines' weights and of all products. The trainer's own weights are always float32, since small
+    updates would vanish in bfloat16. bfloat16 is slow on most CPUs."""
 
 
 class DataConfig(Section):
@@ -102,9 +104,9 @@ class RolloutConfig(Section):
     """Sampling temperature of training episodes. The trainer applies it too."""
     episode_timeout: float = Field(default=300.0, gt=0)
     """Seconds until a running episode is ended with the fate `timeout`."""
-    filter_zero_variance: bool = True
-    """Drop groups whose members all have the same reward: they carry no group-relative advantage. Their places
-    are refilled."""
+    filter_zero_variance: bool | None = None
+    """Drop groups whose members all have the same reward, and refill their places. Default: true where the estimator
+    compares the members of a group, and such a group teaches nothing."""
     max_untrainable_groups: int | None = Field(default=None, ge=1)
     """End the run with an error after this many groups in a row that failed or were filtered. Default: 20 batches of
     them."""
@@ -170,6 +172,8 @@ class ActorConfig(Section):
     """Policy loss, by verl's name."""
     loss_agg_mode: str = "token-mean"
     """How token losses become one number, by verl's name. Denominators are those of the whole optimiser step."""
+    loss_scale_factor: float | None = Field(default=None, gt=0)
+    """Tokens that `seq-mean-token-sum-norm` divides by. Default: `data.max_response_length`."""
     clip_ratio_low: float = Field(default=0.2, ge=0, le=1)
     """The ratio is clipped below at 1 - this."""
     clip_ratio_high: float = Field(default=0.2, ge=0)
@@ -256,6 +260,12 @@ class RunConfig(Section):
             return Fraction(str(threshold))
         bound = self.rollout.max_head_offpolicyness
         return Fraction(1 if bound is None else bound)
+
+    @property
+    def filters_zero_variance(self) -> bool:
+        """Whether groups without variance in rewards are dropped."""
+        given = self.rollout.filter_zero_variance
+        return self.algorithm.adv_estimator in GROUP_BASELINES if given is None else given
 
     @property
     def max_lag(self) -> int:

@@ -54,7 +54,7 @@ def engine_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attends over the cache; `query` is `[1, heads, T, head_dim]`, the result `[1, T, heads, head_dim]`."""
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
-        raise NotImplementedError("the torch engine has no soft-capped or sink attention: use rollout.engine=vllm")
+        raise NotImplementedError("the torch engine has no soft-capped or sink attention: choose a model without")
     step = step_layout
     queries, new_keys, new_values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     keys, values = step.cache.write(int(module.layer_idx), new_keys, new_values, step.slots, step.positions)  # type: ignore[arg-type]

@@ -25,13 +25,14 @@ class ContinuousBatch:
     Args:
         model: a causal LM whose attention is `ENGINE_ATTENTION`.
         max_batch_size: slots.
+        max_model_len: tokens of the longest sequence.
         max_prefill_tokens: most prompt tokens of a step, beyond the first prompt.
 
     Attributes:
         generated_tokens, prompt_tokens: sampled, and computed as part of a prompt, since the start.
     """
 
-    def __init__(self, model: Any, *, max_batch_size: int, max_prefill_tokens: int = 4096) -> None:
+    def __init__(self, model: Any, *, max_batch_size: int, max_model_len: int, max_prefill_tokens: int = 4096) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.generated_tokens = 0
@@ -40,13 +41,14 @@ class ContinuousBatch:
         self._device = model.device
         self._slots = max_batch_size
         self._max_prefill_tokens = max_prefill_tokens
-        self._cache = KVCache(max_batch_size)
+        self._max_model_len = max_model_len
+        self._cache = KVCache(max_batch_size, max_model_len)
 
     def preempt(self) -> None:
         """Drops all keys and values; running sequences queue again, ahead of the others."""
         self.waiting.extendleft(reversed(self.running))
         self.running = []
-        self._cache = KVCache(self._slots)
+        self._cache = KVCache(self._slots, self._max_model_len)
 
     @torch.inference_mode()
     def remove(self, request_ids: set[str]) -> list[Sequence]:
@@ -93,6 +95,8 @@ class ContinuousBatch:
         return admitted
 
     def _forward(self, decoding: int, admitted: list[Sequence]) -> tuple[list[int], list[float]]:
+        """One forward over a flat row: `[last token of sequence 0, 1, ... | prompt A ... | prompt B ...]`. The first
+        `decoding` sequences have their keys and values in the cache, the admitted ones bring all their tokens."""
         old = self.running[:decoding]
         ends = np.array([sequence.length for sequence in self.running])
         token_ids = [sequence.token_ids[-1] for sequence in old]
@@ -102,7 +106,7 @@ class ContinuousBatch:
         positions = np.concatenate([ends[:decoding] - 1, *(np.arange(n) for n in lengths)])
         slots = np.concatenate([np.arange(decoding), np.repeat(np.arange(decoding, len(ends)), lengths)])
         last = np.concatenate([np.arange(decoding), decoding + np.cumsum(lengths) - 1])
-        self._cache.reserve(int(ends.max()) + 1)
+        self._cache.reserve(int(ends.max()))
         layout = self._layout(slots, positions, decoding, lengths)
         logits = self._model(
             input_ids=torch.tensor([token_ids], device=self._device),
@@ -123,10 +127,15 @@ class ContinuousBatch:
         starts = decoding + np.cumsum(lengths) - lengths
         column = np.arange(width)
         real = column < lengths[:, None]
-        padded = np.where(real, starts[:, None] + column, 0)
-        arrays = (slots, positions, (context <= seen[:, None])[:, None, None], padded, np.flatnonzero(real))
-        on_device = [torch.from_numpy(array).to(self._device) for array in arrays]
-        return StepLayout(self._cache, on_device[0], on_device[1], decoding, *on_device[2:])
+        arrays = {
+            "slots": slots,
+            "positions": positions,
+            "visible": (context <= seen[:, None])[:, None, None],
+            "padded": np.where(real, starts[:, None] + column, 0),
+            "flat": np.flatnonzero(real),
+        }
+        on_device = {name: torch.from_numpy(array).to(self._device) for name, array in arrays.items()}
+        return StepLayout(cache=self._cache, decoding=decoding, **on_device)
 
     def _free(self, slot: int) -> None:
         """Takes a sequence out of the batch; the last one moves into its slot."""

@@ -14,16 +14,17 @@ class KVCache:
     that a decoding step reads one contiguous block.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, max_length: int) -> None:
         self._slots = slots
+        self._max_length = max_length
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._length = _FIRST_LENGTH
+        self._length = min(_FIRST_LENGTH, max_length)
 
     def reserve(self, length: int) -> None:
         """Makes room for sequences of `length` tokens."""
         if length <= self._length:
             return
-        self._length = max(length, 2 * self._length)
+        self._length = max(length, min(2 * self._length, self._max_length))
         for index, pair in self._layers.items():
             self._layers[index] = (self._grown(pair[0]), self._grown(pair[1]))
 

@@ -42,7 +42,7 @@ class TorchEngine:
         model.eval().requires_grad_(False)
         self.max_model_len = max_model_len
         self._vocabulary = int(model.get_input_embeddings().num_embeddings)
-        self._batch = ContinuousBatch(model, max_batch_size=max_batch_size)
+        self._batch = ContinuousBatch(model, max_batch_size=max_batch_size, max_model_len=max_model_len)
         self._receiver = BucketReceiver(dict(model.named_parameters()))
         self._version = version
         self._wake = threading.Condition()
@@ -257,10 +257,16 @@ def load_torch_engine(path: str, *, dtype: str, device: torch.device, **limits: 
 
 
 def _check_attention(config: Any, max_model_len: int) -> None:
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        raise EngineError(
+            "the torch engine has no soft-capped attention: choose a model without attn_logit_softcapping"
+        )
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None)
     if layer_types - {"full_attention", "sliding_attention"}:
-        raise EngineError(f"the torch engine has no {', '.join(sorted(layer_types))} layers: use rollout.engine=vllm")
+        raise EngineError(
+            f"the torch engine has no {', '.join(sorted(layer_types))} layers: choose a model with full attention"
+        )
     if "sliding_attention" in layer_types and window is not None and window < max_model_len:
         raise EngineError(
             f"the model's attention window of {window} is shorter than rollout.max_model_len {max_model_len}: "

@@ -40,7 +40,7 @@ class Progress:
     queue_size: int | None = None
     """Finished groups that wait for the trainer."""
     in_flight: int | None = None
-    """Requests being generated."""
+    """Episodes without a fate yet: being played, queued, or being trained on."""
     running: int | None = None
     """Episodes being played."""
     capacity: int | None = None

@@ -133,11 +133,17 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
-    """Seconds of one publication, whole, and of that with the engines paused."""
+    """One publication.
+
+    Attributes:
+        paused_seconds: time the engines were paused.
+        drained_seconds: time before that, in which running episodes were left to finish.
+        engines: how many took the update.
+    """
 
     version: int
-    seconds: float
     paused_seconds: float
+    drained_seconds: float
     engines: int
 
 
@@ -194,6 +200,7 @@ class RolloutService(Protocol):
 
         Raises:
             RolloutEnded: no further batch will come.
+            NoProgress: episodes keep ending without anything to train.
         """
         ...
 
@@ -201,8 +208,8 @@ class RolloutService(Protocol):
         """The batch was trained: its episodes end as `trained`."""
         ...
 
-    async def begin_publish(self, version: int) -> None:
-        """Pauses the engines for an update to `version`."""
+    async def begin_publish(self) -> None:
+        """Pauses the engines for an update; without partial rollouts, after the running episodes have finished."""
         ...
 
     async def publish_bucket(self, bucket: Bucket) -> None:
@@ -230,16 +237,22 @@ class RolloutService(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainerStatus:
-    """The trainer at a glance: the last step's metrics row and what it does now."""
+    """The trainer at a glance: a step's metrics row and what it does now.
+
+    Attributes:
+        total_steps: None if the run ends with its tasks.
+        problem: why training ended before its time, if it did.
+    """
 
     step: int
     version: int
-    total_steps: int
+    total_steps: int | None
     phase: str
     phase_seconds: float
     metrics: dict[str, float] = field(default_factory=dict)
     val_first: float | None = None
     val_last: float | None = None
+    problem: str = ""
     done: bool = False
     error: str = ""
 

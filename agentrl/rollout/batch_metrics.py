@@ -42,20 +42,25 @@ class RewardWindow:
         }
         for name in sorted({name for t in judged for name in t.reward_parts}):
             values = [t.reward_parts[name] for t in judged if name in t.reward_parts]
-            result[f"reward/{name}"] = statistics.fmean(values)
+            result[f"reward/parts/{name}"] = statistics.fmean(values)
         return result
 
 
 def staleness_metrics(batch: Batch) -> dict[str, float]:
     """How old a batch is, in policy versions: by each trajectory's oldest token, and weighted by tokens."""
     oldest = [batch.version - t.oldest_version for t in batch.trajectories if t.oldest_version is not None]
-    by_token = [lag for t in batch.trajectories for lag in _token_lags(t, batch.version)]
+    tokens, lags = 0, 0
+    for trajectory in batch.trajectories:
+        for branch in trajectory.branches:
+            trained = branch.versions[branch.loss_mask == 1]
+            tokens += trained.size
+            lags += batch.version * trained.size - int(trained.sum())
     result = {
         "staleness/lag_max": float(max(oldest)),
         "staleness/lag_mean": statistics.fmean(oldest),
-        "staleness/lag_token_mean": statistics.fmean(by_token),
+        "staleness/lag_token_mean": lags / tokens,
         "staleness/partial_ratio": statistics.fmean(_mixed(t) for t in batch.trajectories),
-        "tokens/trained": float(len(by_token)),
+        "tokens/trained": float(tokens),
         "reward/trained_mean": statistics.fmean(t.reward for t in batch.trajectories),
     }
     for lag in range(int(result["staleness/lag_max"]) + 1):
@@ -63,13 +68,8 @@ def staleness_metrics(batch: Batch) -> dict[str, float]:
     return result
 
 
-def _token_lags(trajectory: Trajectory, version: int) -> list[int]:
-    return [
-        lag for branch in trajectory.branches for lag in (version - branch.versions[branch.loss_mask == 1]).tolist()
-    ]
-
-
 def _mixed(trajectory: Trajectory) -> bool:
     """Whether a trajectory holds tokens of more than one policy version."""
-    versions = {v for branch in trajectory.branches for v in branch.versions[branch.loss_mask == 1].tolist()}
-    return len(versions) > 1
+    trained = [branch.versions[branch.loss_mask == 1] for branch in trajectory.branches]
+    trained = [versions for versions in trained if versions.size]
+    return min(int(versions.min()) for versions in trained) != max(int(versions.max()) for versions in trained)

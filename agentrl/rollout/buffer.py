@@ -24,24 +24,26 @@ class Buffer:
         self._batch_groups = batch_groups
         self._on_stale = on_stale
         self._groups: dict[str, Group] = {}
+        self._oldest: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def put(self, group: Group) -> None:
         """Queues a finished group."""
+        oldest = group.oldest_version
         self._groups[group.id] = group
-        self._gate.finished(group.id, group.oldest_version)
+        self._oldest[group.id] = oldest
+        self._gate.finished(group.id, oldest)
 
     def drop_stale(self) -> list[Group]:
         """Takes out the groups that would pass the bound now. Under `wait` there are none."""
         if self._on_stale == "train":
             return []
-        stale = [group for group in self._groups.values() if self._gate.is_stale(group.oldest_version)]
-        for group in stale:
-            del self._groups[group.id]
-            self._gate.removed(group.id)
-        return stale
+        stale = [group_id for group_id, oldest in self._oldest.items() if self._gate.is_stale(oldest)]
+        for group_id in stale:
+            self._gate.removed(group_id)
+        return [self._remove(group_id) for group_id in stale]
 
     def take(self, *, last: bool = False) -> list[Group] | None:
         """The next batch, oldest groups first, or None if it can't be formed yet.
@@ -49,22 +51,20 @@ class Buffer:
         Args:
             last: no further group will come, so that a smaller batch is in order.
         """
-        oldest_first = sorted(self._groups.values(), key=lambda group: group.oldest_version)
-        chosen = oldest_first[: self._batch_groups]
-        if not chosen or (len(chosen) < self._batch_groups and not last):
+        if not self._groups or (len(self._groups) < self._batch_groups and not last):
             return None
-        ids = {group.id for group in chosen}
-        if self._on_stale == "wait" and not self._gate.may_take(ids):
+        chosen = sorted(self._oldest, key=self._oldest.__getitem__)[: self._batch_groups]
+        if self._on_stale == "wait" and not self._gate.may_take(set(chosen)):
             return None
-        for group_id in ids:
-            del self._groups[group_id]
-        self._gate.taken(ids)
-        return chosen
+        self._gate.taken(chosen)
+        return [self._remove(group_id) for group_id in chosen]
 
     def clear(self) -> list[Group]:
         """Takes out everything."""
-        groups = list(self._groups.values())
-        for group in groups:
-            self._gate.removed(group.id)
-        self._groups = {}
-        return groups
+        for group_id in self._groups:
+            self._gate.removed(group_id)
+        return [self._remove(group_id) for group_id in list(self._groups)]
+
+    def _remove(self, group_id: str) -> Group:
+        del self._oldest[group_id]
+        return self._groups.pop(group_id)

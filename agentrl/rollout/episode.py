@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
 import logging
 import threading
@@ -32,6 +33,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 10.0
+_EXPLAINED = 100
+"""Different agent errors whose traceback is logged; fates.jsonl has the reason of each episode."""
 _GRAVITY = (Fate.ENGINE_ERROR, Fate.ENV_ERROR, Fate.AGENT_ERROR, Fate.TRUNCATED)
 
 
@@ -104,6 +107,7 @@ class EpisodeRunner:
         self._format = chat_format
         self._generator = generator
         self._ended = ended
+        self._explained: set[str] = set()
 
     async def play(self, task: Task, *, group_id: str, episode_id: str, version: int) -> Outcome:
         """Plays `task` once; no weights older than `version` answer."""
@@ -149,26 +153,29 @@ class EpisodeRunner:
 
     async def _judge(self, task: Task, session: Session) -> tuple[Reward | None, Fate | None, str]:
         limit = self._config.rollout.episode_timeout
-        deadline = asyncio.timeout(limit)
+        # In a task of its own: an agent may cancel itself, or swallow its cancellation, without holding the runner.
+        playing = asyncio.create_task(self._run(task, session))
         try:
-            async with deadline:
-                # In a task of its own: an agent that cancels its current task cancels itself, not the runner.
-                return as_reward(await asyncio.create_task(self._run(task, session))), None, ""
+            await asyncio.wait({playing}, timeout=limit)
+            if not playing.done():
+                return None, Fate.TIMEOUT, f"ran longer than rollout.episode_timeout = {limit:g} s"
+            return as_reward(playing.result()), None, ""
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
             return None, Fate.AGENT_ERROR, "the agent cancelled itself"
         except Exception as error:
-            if deadline.expired():
-                return None, Fate.TIMEOUT, f"ran longer than rollout.episode_timeout = {limit:g} s"
             failure, cause = _failure(error)
-            if failure is Fate.AGENT_ERROR:
-                log.warning("episode %s: %s", session.episode_id, _describe(error), exc_info=error)
-            return None, failure, _describe(cause)
+            reason = _describe(cause)
+            if failure is Fate.AGENT_ERROR and reason not in self._explained and len(self._explained) < _EXPLAINED:
+                self._explained.add(reason)
+                log.warning("episode %s: %s", session.episode_id, reason, exc_info=error)
+            return None, failure, reason
         finally:
             session.close()
             self._ended(session.episode_id)
+            await _end(playing, session.episode_id)
 
     async def _run(self, task: Task, session: Session) -> Any:
         env = self._build_env()
@@ -184,6 +191,7 @@ class EpisodeRunner:
                 result = await _in_thread(lambda: loop.run(task, policy))
             finally:
                 session.close()
+                policy.cancel()
             if inspect.iscoroutine(result):
                 result.close()
                 raise TypeError(
@@ -214,6 +222,12 @@ class BlockingPolicy:
     def __init__(self, session: Session, loop: asyncio.AbstractEventLoop) -> None:
         self._session = session
         self._loop = loop
+        self._calls: set[concurrent.futures.Future[Any]] = set()
+
+    def cancel(self) -> None:
+        """Ends the calls that a thread still waits for: its episode is over."""
+        for call in list(self._calls):
+            call.cancel()
 
     def chat(self, messages: Any, tools: Any = None, *, max_tokens: int | None = None) -> Any:
         return self._wait(self._session.chat(messages, tools, max_tokens=max_tokens))
@@ -230,7 +244,13 @@ class BlockingPolicy:
         except RuntimeError as error:
             call.close()
             raise EpisodeClosed(f"episode {self._session.episode_id} has ended") from error
-        return answer.result()
+        self._calls.add(answer)
+        try:
+            return answer.result()
+        except concurrent.futures.CancelledError:
+            raise EpisodeClosed(f"episode {self._session.episode_id} has ended") from None
+        finally:
+            self._calls.discard(answer)
 
 
 async def _in_thread(function: Callable[[], T]) -> T:
@@ -259,6 +279,16 @@ async def _in_thread(function: Callable[[], T]) -> T:
 
     threading.Thread(target=work, name="agent-run", daemon=True).start()
     return await future
+
+
+async def _end(playing: asyncio.Task[Any], episode_id: str) -> None:
+    """Cancels an agent that still runs; one that does not let itself be cancelled is left behind, and said so."""
+    if playing.done():
+        return
+    playing.cancel()
+    await asyncio.wait({playing}, timeout=_CLOSE_SECONDS + 1)
+    if not playing.done():
+        log.error("episode %s: its agent swallows its cancellation and goes on running", episode_id)
 
 
 async def _close(env: Env, episode_id: str) -> None:

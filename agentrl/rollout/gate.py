@@ -130,7 +130,7 @@ class StalenessGate:
     def may_take(self, group_ids: set[str]) -> bool:
         """Whether training on these groups now leaves only groups behind that can still be trained in time."""
         left = self._sync_steps - self.batches_taken - 1
-        staying = sorted(group.oldest for key, group in self._live.items() if key not in group_ids)
+        staying = [group.oldest for key, group in self._live.items() if key not in group_ids]
         for j in range(max(self._max_lag, 1)):
             due = sum(oldest <= self.version + j - self._max_lag for oldest in staying)
             if due > self._batch * left + j * self._batch * self._sync_steps:

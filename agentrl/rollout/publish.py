@@ -24,11 +24,10 @@ class PublishCoordinator:
         self._router = router
         self._timeout = timeout
         self._loading: list[Replica] = []
-        self._began = self._paused = 0.0
+        self._paused = 0.0
 
     async def begin(self) -> None:
         """Pauses the engines and prepares them for new weights."""
-        self._began = time.perf_counter()
         self._loading = list(self._router.serving)
         await self._each(lambda engine: engine.pause())
         self._paused = time.perf_counter()
@@ -38,7 +37,7 @@ class PublishCoordinator:
         """Gives every engine a bucket; returns when it may be reused."""
         await self._each(lambda engine: engine.update_weights(bucket))
 
-    async def finish(self, version: int) -> PublishReport:
+    async def finish(self, version: int, *, drained_seconds: float = 0.0) -> PublishReport:
         """Puts the new weights into service.
 
         Raises:
@@ -49,7 +48,7 @@ class PublishCoordinator:
             replica.version = version
         await self._each(lambda engine: engine.resume())
         now = time.perf_counter()
-        return PublishReport(version, now - self._began, now - self._paused, len(self._loading))
+        return PublishReport(version, now - self._paused, drained_seconds, len(self._loading))
 
     async def _each(self, call: Callable[[Engine], Awaitable[None]]) -> None:
         results = await asyncio.gather(

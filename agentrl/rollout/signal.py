@@ -17,7 +17,11 @@ class Signal:
         self._event.set()
         self._event = asyncio.Event()
 
+    async def wait(self) -> None:
+        """Returns at the next `notify`."""
+        await self._event.wait()
+
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Returns once `condition()` holds; it is checked at every `notify`."""
         while not condition():
-            await self._event.wait()
+            await self.wait()

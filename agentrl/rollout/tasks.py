@@ -59,7 +59,7 @@ def _read_jsonl(path: Path, key: str) -> Iterator[Mapping[str, Any]]:
 
 def _task(row: Any, index: int, split: Split, data: DataConfig, key: str) -> Task:
     if isinstance(row, Task):
-        return replace(row, id=row.id or f"{split}-{index}", index=index, split=split)
+        return replace(row, id=str(row.id or f"{split}-{index}"), index=index, split=split)
     if not isinstance(row, Mapping):
         raise DataError(f"{key}: row {index} is {row!r}: use a Task or a mapping with {data.prompt_key!r}")
     if data.prompt_key not in row:

@@ -6,7 +6,7 @@ import asyncio
 import statistics
 import time
 
-from agentrl.record import Task, TrajectoryWriter
+from agentrl.record import Fate, Task, TrajectoryWriter
 from agentrl.record.protocols import ValidationReport
 from agentrl.rollout.episode import EpisodeRunner, Outcome
 
@@ -47,8 +47,8 @@ class Validator:
         outcomes = [task.result() for task in playing]
         trajectories = [outcome.trajectory for outcome in outcomes if outcome.trajectory is not None]
         if self._writer is not None:
-            self._writer.append(trajectories)
-        judged = [o for o in outcomes if not (o.failure and o.failure.endswith(("env_error", "engine_error")))]
+            await asyncio.to_thread(self._writer.append, trajectories)
+        judged = [o for o in outcomes if o.failure not in (Fate.ENV_ERROR, Fate.ENGINE_ERROR)]
         versions = [branch.versions[branch.loss_mask == 1] for t in trajectories for branch in t.branches]
         versions = [v for v in versions if v.size]
         return ValidationReport(

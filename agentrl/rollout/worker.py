@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.config.names import GROUP_BASELINES
-from agentrl.record import Batch, EngineError, Fate, Group, PeerLost, RolloutEnded, TrajectoryWriter
+from agentrl.record import Batch, EngineError, Fate, Group, NoProgress, PeerLost, RolloutEnded, TrajectoryWriter
 from agentrl.record.protocols import Bucket, Engine, EngineStats, PublishReport, RolloutStatus, ValidationReport
 from agentrl.rollout.batch_metrics import RewardWindow, staleness_metrics
 from agentrl.rollout.buffer import Buffer
@@ -53,7 +53,9 @@ class RolloutWorker:
         self._rewards = RewardWindow()
         self._taken: dict[int, list[Group]] = {}
         self._batches = 0
-        self._ended = ""
+        self._ended = self._problem = ""
+        self._drained_seconds = 0.0
+        self._stats: dict[str, EngineStats] = {}
         self._dispatching: asyncio.Task[None] | None = None
         runner = EpisodeRunner(config, plugins, chat_format, self._router, self._router.forget)
         tasks = load_tasks(config.data, "train")
@@ -72,7 +74,7 @@ class RolloutWorker:
             changed=self._changed,
             group_size=config.rollout.n,
             needs_baseline=config.algorithm.adv_estimator in GROUP_BASELINES,
-            filter_zero_variance=config.rollout.filter_zero_variance,
+            filter_zero_variance=config.filters_zero_variance,
             max_untrainable=config.rollout.max_untrainable_groups or 20 * config.groups_per_step,
             filtered=self._rewards.filtered,
         )
@@ -99,7 +101,12 @@ class RolloutWorker:
         try:
             await self._changed.wait_until(lambda: bool(self._ended) or failed() or not self._router.alive)
             if failed():
-                dispatching.result()
+                self._problem = _no_progress(dispatching.exception())
+                if not self._problem:
+                    dispatching.result()
+                self._changed.notify()
+                # The trainer is told with its next batch; it validates and saves what there is, then stops the run.
+                await self._changed.wait_until(lambda: bool(self._ended) or not self._router.alive)
             if not self._ended and not self._router.alive:
                 self._ended = "no engine is left"
                 raise EngineError("no engine is left to serve the episodes")
@@ -114,6 +121,7 @@ class RolloutWorker:
             await asyncio.wait([self._dispatching])
         self._buffer.clear()
         self._gate.clear()
+        self._taken.clear()
         self._ledger.seal_rest(self._ended, self._gate.version)
         self._changed.notify()
 
@@ -121,18 +129,13 @@ class RolloutWorker:
         if version != self._gate.version:
             raise ValueError(f"a batch was asked for version {version}, but {self._gate.version} is published")
         started = time.perf_counter()
-        groups: list[Group] = []
-
-        def ready() -> bool:
+        while True:
             self._drop_stale()
-            groups.extend(self._buffer.take(last=self._no_more_groups) or ())
-            return bool(groups or self._ended or (self._no_more_groups and not len(self._buffer)))
-
-        await self._changed.wait_until(ready)
-        if not groups:
-            if not self._router.alive:
-                raise EngineError("no engine is left: no further batch will come")
-            raise RolloutEnded(self._ended or "the training tasks are used up")
+            groups = self._buffer.take(last=self._no_more_groups)
+            if groups is not None:
+                break
+            self._check_more_will_come()
+            await self._changed.wait()
         self._changed.notify()
         batch = Batch(self._batches, version, groups)
         self._batches += 1
@@ -147,24 +150,26 @@ class RolloutWorker:
         return batch
 
     async def acknowledge(self, batch_id: int) -> None:
-        groups = self._taken.pop(batch_id)
+        groups = self._taken.pop(batch_id, [])
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         for trajectory in trajectories:
             self._ledger.seal(trajectory.episode_id, Fate.TRAINED, "", self._gate.version)
         if self._writer is not None:
-            self._writer.append(trajectories)
+            await asyncio.to_thread(self._writer.append, trajectories)
 
-    async def begin_publish(self, version: int) -> None:
+    async def begin_publish(self) -> None:
+        began = time.perf_counter()
         if not self._config.async_training.partial_rollout:
             self._dispatcher.admitting = False
             await self._changed.wait_until(lambda: not self._gate.running_episodes or bool(self._ended))
+        self._drained_seconds = time.perf_counter() - began
         await self._publish.begin()
 
     async def publish_bucket(self, bucket: Bucket) -> None:
         await self._publish.bucket(bucket)
 
     async def finish_publish(self, version: int) -> PublishReport:
-        report = await self._publish.finish(version)
+        report = await self._publish.finish(version, drained_seconds=self._drained_seconds)
         self._gate.published(version)
         self._dispatcher.admitting = True
         self._changed.notify()
@@ -186,19 +191,26 @@ class RolloutWorker:
             capacity=self._gate.capacity(),
             generated_tokens=sum(s.generated_tokens for s in stats),
             engine_busy_seconds=sum(s.busy_seconds for s in stats),
-            engines=len(stats),
+            engines=sum(replica.serving for replica in self._router.replicas),
             waiting_for=self._waiting_for(),
         )
 
     async def _engine_stats(self) -> list[EngineStats]:
-        """Of the engines that can still tell; one that can't leaves service."""
-        stats = []
+        """Of all engines; of one that can't tell any more, and leaves service, as it was last."""
         for replica in [replica for replica in self._router.replicas if replica.serving]:
             try:
-                stats.append(await replica.engine.stats())
+                self._stats[replica.name] = await replica.engine.stats()
             except (EngineError, PeerLost) as error:
                 self._router.fail(replica, str(error))
-        return stats
+        return list(self._stats.values())
+
+    def _check_more_will_come(self) -> None:
+        if self._problem:
+            raise NoProgress(self._problem)
+        if not self._router.alive:
+            raise EngineError("no engine is left: no further batch will come")
+        if self._ended or (self._no_more_groups and not len(self._buffer)):
+            raise RolloutEnded(self._ended or "the training tasks are used up")
 
     @property
     def _no_more_groups(self) -> bool:
@@ -220,3 +232,10 @@ class RolloutWorker:
         if missing > 0:
             return f"{missing} more finished groups ({running})"
         return f"the oldest groups, version {self._gate.oldest} ({running})"
+
+
+def _no_progress(error: BaseException | None) -> str:
+    """The message of a `NoProgress` behind a failure of the dispatcher; empty if it is another failure."""
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(_no_progress, error.exceptions)), "")
+    return str(error) if isinstance(error, NoProgress) else ""

@@ -71,8 +71,8 @@ class ToolAgentLoop(AgentLoop):
         try:
             if call.name not in tools:
                 raise ToolError(f"no tool {call.name!r}; there are: {', '.join(tools) or 'none'}")
-            content = await _judged(tools[call.name](call.arguments), passes=(AgentRLError, ValueError))
-        except ValueError as error:
+            content = await _judged(tools[call.name](call.arguments), passes=(AgentRLError, ToolError))
+        except ToolError as error:
             content = f"Error: {error}"
         return _tool_message(content[: self.max_tool_output], call.name, call.id)
 

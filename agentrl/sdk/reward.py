@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, SupportsFloat
 
-from agentrl.record.codec import encode
+import msgspec
+
+from agentrl.record.codec import decode, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def as_reward(value: Any) -> Reward:
         if not math.isfinite(number):
             raise ValueError(f"{name} must be finite, but is {number}")
     try:
-        encode(reward.info)
-    except NotImplementedError as error:
-        raise TypeError(f"Reward.info must hold JSON values: {error}") from None
+        decode(encode(reward), Reward)
+    except (NotImplementedError, msgspec.ValidationError, TypeError) as error:
+        raise TypeError(f"Reward.info must hold JSON values under text keys: {error}") from None
     return reward

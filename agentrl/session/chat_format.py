@@ -32,12 +32,15 @@ class ChatFormat:
     Args:
         tokenizer: a Hugging Face tokenizer.
         renderer: of the package `renderers`.
+        bridger: the same, told to keep earlier turns as they are. It builds the next prompt where no earlier turn had
+            reasoning: a template that strips reasoning then has nothing to strip. None: use `renderer`.
         compact_tools: describe tools by `with_compact_tools` instead of the model's own template.
     """
 
-    def __init__(self, tokenizer: Any, renderer: Any, *, compact_tools: bool) -> None:
+    def __init__(self, tokenizer: Any, renderer: Any, *, compact_tools: bool, bridger: Any = None) -> None:
         self.tokenizer = tokenizer
         self._renderer = renderer
+        self._bridger = bridger or renderer
         self._compact_tools = compact_tools
         self.stop_token_ids: tuple[int, ...] = tuple(renderer.get_stop_token_ids())
 
@@ -49,19 +52,23 @@ class ChatFormat:
             OSError: no tokenizer there.
             ValueError: an unknown renderer; the message lists the known ones.
         """
-        from renderers import create_renderer
+        from renderers import AutoRendererConfig, create_renderer
         from renderers.configs import config_from_name
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(path)
         asked = tokenizer.init_kwargs.get("agentrl", {})
         name = asked.get("renderer", "auto") if config.renderer == "auto" else config.renderer
-        renderer_config: Any = config_from_name(name)
+        renderer_config: Any = config_from_name(name) or AutoRendererConfig()
         renderer = create_renderer(tokenizer, renderer_config)
+        try:
+            bridger = create_renderer(tokenizer, renderer_config.model_copy(update={"thinking_retention": "all"}))
+        except (NotImplementedError, ValueError):
+            bridger = None  # A renderer that knows its template only as a black box can't promise that.
         tool_prompt = config.tool_prompt
         if tool_prompt == "auto":
             tool_prompt = asked.get("tool_prompt", "template")
-        return cls(tokenizer, renderer, compact_tools=tool_prompt == "compact")
+        return cls(tokenizer, renderer, compact_tools=tool_prompt == "compact", bridger=bridger)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] | None) -> list[int]:
         """The prompt for the next assistant turn, from nothing."""
@@ -75,15 +82,21 @@ class ChatFormat:
         sampled_ids: Sequence[int],
         new_messages: Sequence[Message],
         tools: Sequence[ToolSpec] | None,
+        *,
+        reasoned: bool,
     ) -> list[int] | None:
         """The prompt for the turn after `new_messages`, on top of exactly the tokens of the last turn.
 
         None where the template does not allow that (it strips earlier reasoning, say): then render from nothing,
         and the message graph forks.
+
+        Args:
+            reasoned: whether any earlier turn holds reasoning.
         """
         if self._compact_tools:
             tools = None
-        bridged = self._renderer.bridge_to_next_turn(
+        renderer = self._renderer if reasoned else self._bridger
+        bridged = renderer.bridge_to_next_turn(
             list(prompt_ids), list(sampled_ids), list(new_messages), tools=self._specs(tools)
         )
         return None if bridged is None else bridged.token_ids

@@ -145,7 +145,9 @@ class Session:
         last = self._last_turn_of(history, tools)
         if last is not None:
             new = history[len(last.history) :]
-            bridged = self._format.bridge(last.prompt_ids, last.node.token_ids.tolist(), new, tools)
+            reasoned = any("reasoning_content" in message for message in last.history)
+            sampled = last.node.token_ids.tolist()
+            bridged = self._format.bridge(last.prompt_ids, sampled, new, tools, reasoned=reasoned)
             if bridged is not None:
                 return bridged
         return self._format.render(history, tools)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,17 @@ class Actor:
             model, config.actor.optim, grad_clip=config.actor.grad_clip, total_steps=total_optimiser_steps
         )
         actor = config.actor
-        self._loss_mode = "bypass_mode" if actor.proximal == "bypass" else actor.loss_mode
+        correction = config.algorithm.rollout_correction
+        self._reinforce = actor.proximal == "bypass" and correction.loss_type == "reinforce"
+        self._loss_mode = "bypass_mode" if self._reinforce else actor.loss_mode
+        self._autocast = config.model.dtype == "bfloat16"
         self._loss_config = LossConfig(
             clip_ratio_low=actor.clip_ratio_low,
             clip_ratio_high=actor.clip_ratio_high,
             clip_ratio_c=actor.clip_ratio_c,
             loss_agg_mode=actor.loss_agg_mode,
-            loss_type=config.algorithm.rollout_correction.loss_type,
+            loss_scale_factor=_loss_scale(config),
+            loss_type=correction.loss_type,
         )
 
     def update(self, batch: Batch) -> dict[str, float]:
@@ -96,25 +101,27 @@ class Actor:
         )
 
     def log_probs(self, branches: Sequence[Branch]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs and entropies (nats) of the branches' trained tokens, each `[1, N]` in float32, under the
-        temperature each token was sampled at. Only those tokens' logits are computed."""
+        """Log-probs of the branches' trained tokens, `[1, N]` in float32 nats, and the logits they come from, `[N, V]`,
+        both under the temperature each token was sampled at. No other token's logits are computed."""
         packed = pack(branches, self.model.device)
-        logits = self.model(
-            input_ids=packed.token_ids,
-            position_ids=packed.positions,
-            logits_to_keep=packed.predicting,
-            use_cache=False,
-            packed_rows=PackedRows(packed.lengths),
-        ).logits[0]
-        all_logp = torch.log_softmax(logits.float() / packed.temperatures[:, None], dim=-1)
-        logp = all_logp.gather(-1, packed.targets[:, None])[:, 0]
-        with torch.no_grad():
-            entropy = -(all_logp.exp() * all_logp).sum(-1)
-        return logp[None], entropy[None]
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._autocast):
+            logits = self.model(
+                input_ids=packed.token_ids,
+                position_ids=packed.positions,
+                logits_to_keep=packed.predicting,
+                use_cache=False,
+                packed_rows=PackedRows(packed.lengths),
+            ).logits[0]
+        logits = logits.float() / packed.temperatures[:, None]
+        chosen = logits.gather(-1, packed.targets[:, None])[:, 0]
+        return (chosen - logits.logsumexp(-1))[None], logits
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights to publish, tied ones once. Every rank advances it: gathering shards is a collective."""
-        yield from self.model.named_parameters()
+        """The weights to publish in the engines' type, tied ones once. Every rank advances it: gathering shards is a
+        collective."""
+        dtype = getattr(torch, self._config.model.dtype)
+        for name, parameter in self.model.named_parameters():
+            yield name, parameter.detach().to(dtype)
 
     def save(self, directory: Path) -> None:
         """Writes the policy in Hugging Face format."""
@@ -138,28 +145,31 @@ class Actor:
         """Log-probs under the weights at the start of the step, `[1, N]`."""
         self.forwards["proximal"] += 1
         pieces = [*data.micro_batches(self._max_tokens)]
-        logp = [self.log_probs([data.sequences[i].branch for i in piece])[0] for piece in pieces]
+        computed = [self.log_probs([data.sequences[i].branch for i in piece])[0] for piece in pieces]
         order = [i for piece in pieces for i in piece]
-        computed = data.select(order).with_columns(logp=torch.cat(logp, dim=1))
-        return computed.select(sorted(range(len(order)), key=order.__getitem__))["logp"]
+        shuffled = data.select(order).with_columns(logp=torch.cat(computed, dim=1))
+        place = {index: position for position, index in enumerate(order)}
+        return shuffled.select([place[index] for index in range(len(order))])["logp"]
 
     def _gradients(self, mini_batch: TrainingData) -> list[Metrics]:
         """Accumulates the gradients of one optimiser step; all denominators are those of the whole step."""
         totals = Totals.count(mini_batch.mask, mini_batch.layout)
-        one, none = torch.ones((), device=self.model.device), torch.zeros((), device=self.model.device)
-        parts: list[Metrics] = [{"actor/loss": (none, one)}]
+        zero = torch.zeros((), device=self.model.device)
+        parts: list[Metrics] = [{"actor/loss": (zero, zero + 1)}]
         if "prox_logp" in mini_batch.columns:
             correction = self._correct(mini_batch, mini_batch["prox_logp"])
             parts.append(correction.metrics)
             mini_batch = mini_batch.with_columns(weights=correction.weights, kept=correction.mask)
         for indices in mini_batch.micro_batches(self._max_tokens):
             micro = mini_batch.select(indices)
-            logp, entropy = self.log_probs([sequence.branch for sequence in micro.sequences])
+            logp, logits = self.log_probs([sequence.branch for sequence in micro.sequences])
             if "prox_logp" in micro.columns:
                 correction = Correction(micro.columns.get("weights"), micro["kept"], {})
             else:
+                # Under bypass the ratio of the loss stands for the weight, except with REINFORCE.
                 correction = self._correct(micro, logp.detach())
                 parts.append(correction.metrics)
+                correction = correction if self._reinforce else replace(correction, weights=None)
             loss, metrics = policy_loss(
                 self._loss_mode,
                 logp=logp,
@@ -173,8 +183,7 @@ class Actor:
                 totals=totals,
             )
             loss.backward()
-            tokens = one * entropy.numel()
-            parts += [metrics, {"actor/loss": (loss.detach(), none), "actor/entropy": (entropy.sum(), tokens)}]
+            parts += [metrics, {"actor/loss": (loss.detach(), zero), "actor/entropy": _entropy(logits)}]
         return parts
 
     def _correct(self, data: TrainingData, prox_logp: torch.Tensor) -> Correction:
@@ -187,6 +196,24 @@ class Actor:
         )
 
 
+@torch.no_grad()
+def _entropy(logits: torch.Tensor, rows: int = 1024) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum of the entropies (nats) of distributions given by `logits` `[N, V]`, and N; some rows at a time, since the
+    probabilities of all of them would be as large as the logits."""
+    total = logits.new_zeros(())
+    for part in logits.detach().split(rows):
+        normaliser = part.logsumexp(-1)
+        total += (normaliser - ((part - normaliser[:, None]).exp() * part).sum(-1)).sum()
+    return total, logits.new_tensor(float(len(logits)))
+
+
+def _loss_scale(config: RunConfig) -> float | None:
+    """The divisor of `seq-mean-token-sum-norm`: the width of a micro-batch's row would make the loss depend on it."""
+    if config.actor.loss_agg_mode != "seq-mean-token-sum-norm":
+        return None
+    return config.actor.loss_scale_factor or float(config.data.max_response_length)
+
+
 def load_actor(config: RunConfig, path: str) -> Actor:
     """An actor for the model in `path` (directory or hub id), on the run's device.
 
@@ -197,7 +224,7 @@ def load_actor(config: RunConfig, path: str) -> Actor:
 
     torch.manual_seed(config.data.seed)
     device = get_device(config.trainer.device).torch_device()
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, config.model.dtype))
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     steps = config.trainer.total_steps
     horizon = steps * config.async_training.require_batches if steps else None
     return Actor(config, model.to(device), total_optimiser_steps=horizon)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from agentrl.config import RunConfig
-from agentrl.record import RolloutEnded
+from agentrl.record import NoProgress, RolloutEnded
 from agentrl.record.protocols import Bucket, RolloutService, RolloutStatus, TrainerStatus
 from agentrl.trainer.actor import Actor
 from agentrl.weights.sender import ShmSender
@@ -59,6 +59,7 @@ class TrainLoop:
         self._phase, self._phase_began = "starting", time.monotonic()
         self._rows: deque[Row] = deque(maxlen=256)
         self._accuracies: list[float] = []
+        self._problem = ""
         self._since = _Clock()
         self._published_step = 0
         self.end_seen = asyncio.Event()
@@ -76,6 +77,9 @@ class TrainLoop:
                 self._record(await self._train_step())
         except RolloutEnded:
             pass
+        except NoProgress as error:
+            # What has been learnt is kept: the policy is validated and saved before the run ends with this.
+            self._problem = str(error)
         await self._rollout.stop()
         if self._published_step < self.step:
             await self._publish()
@@ -94,12 +98,13 @@ class TrainLoop:
         return TrainerStatus(
             step=int(self._rows[-1]["step"]) if self._rows else 0,
             version=self.version,
-            total_steps=self._config.trainer.total_steps or 0,
+            total_steps=self._config.trainer.total_steps,
             phase=self._phase,
             phase_seconds=time.monotonic() - self._phase_began,
             metrics=later[0] if later else {},
             val_first=self._accuracies[0] if self._accuracies else None,
             val_last=self._accuracies[-1] if self._accuracies else None,
+            problem=self._problem,
         )
 
     async def _train_step(self) -> Row:
@@ -116,7 +121,7 @@ class TrainLoop:
         row["overlap/engine_tokens"] = float(after.generated_tokens - before.generated_tokens)
         self.step += 1
         row |= {"step": self.step, "policy_version": self.version, **batch.metrics}
-        row |= {"time/publish": 0.0, "time/paused": 0.0}
+        row |= {"time/publish": 0.0, "time/paused": 0.0, "time/drain": 0.0}
         if self.step % config.async_training.trigger_parameter_sync_step == 0:
             row |= await self._publish()
         if config.trainer.test_freq and self.step % config.trainer.test_freq == 0 and not self._is_last:
@@ -127,8 +132,7 @@ class TrainLoop:
         """Sends the weights to the engines; from then on the policy has the next version."""
         self._enter("publishing weights")
         began = time.perf_counter()
-        await self._rollout.begin_publish(self.version + 1)
-        waited = time.perf_counter() - began
+        await self._rollout.begin_publish()
         nbytes = await self._sender.send(self._actor.named_tensors(), self._deliver)
         report = await self._rollout.finish_publish(self.version + 1)
         self.version = report.version
@@ -136,7 +140,7 @@ class TrainLoop:
         return {
             "time/publish": time.perf_counter() - began,
             "time/paused": report.paused_seconds,
-            "time/drain": max(0.0, waited - report.seconds),
+            "time/drain": report.drained_seconds,
             "publish/megabytes": nbytes / 1e6,
         }
 
@@ -176,8 +180,11 @@ class TrainLoop:
 class _Clock:
     """Rates of both sides between one step's end and the next."""
 
+    _status: RolloutStatus
+    _time: float
+
     async def restart(self, rollout: RolloutService) -> None:
-        self._status: RolloutStatus = await rollout.status()
+        self._status = await rollout.status()
         self._time = time.perf_counter()
 
     async def rates(self, rollout: RolloutService, row: Row) -> Row:

@@ -19,7 +19,8 @@ class TrainingSequence:
     Attributes:
         episode, group: numbers within the batch.
         mini_batch: which optimiser step of the batch trains it.
-        reward: of the episode; the rewards of its turns come on top.
+        reward: of the episode, with the turn rewards of its other branches; those of its own turns come on top. So
+            every branch carries all that the episode earned.
         episode_tokens: trained tokens of the whole episode.
     """
 
@@ -51,13 +52,14 @@ class TrainingData:
         episode = 0
         for number, group in enumerate(groups):
             for trajectory in group.trajectories:
+                credit = sum(map(_turn_credit, trajectory.branches))
                 sequences += [
                     TrainingSequence(
                         branch=branch,
                         episode=episode,
                         group=number,
                         mini_batch=number // groups_per_mini_batch,
-                        reward=trajectory.reward,
+                        reward=trajectory.reward + credit - _turn_credit(branch),
                         episode_tokens=trajectory.sampled_tokens,
                     )
                     for branch in trajectory.branches
@@ -170,6 +172,10 @@ def pack(branches: Sequence[Branch], device: torch.device) -> PackedInput:
         ),
     }
     return PackedInput(**{name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
+
+
+def _turn_credit(branch: Branch) -> float:
+    return sum(turn.reward for turn in branch.turns if turn.reward is not None)
 
 
 def _token_rewards(sequence: TrainingSequence) -> np.ndarray:

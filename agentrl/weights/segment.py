@@ -34,9 +34,17 @@ class Segment:
 
     @classmethod
     def create(cls, path: Path, size: int) -> Segment:
-        """A new segment of `size` bytes."""
+        """A new segment of `size` bytes, all of them reserved.
+
+        Raises:
+            OSError: there is no room for it.
+        """
         with path.open("w+b") as file:
-            file.truncate(size)
+            # Without room a sparse file would end the process at its first write, with no error to catch.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                file.truncate(size)
             return cls(path, mmap.mmap(file.fileno(), size))
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -41,7 +42,11 @@ class ShmSender:
         pending: list[asyncio.Task[None] | None] = [None] * len(self._segments)
         total = 0
         try:
-            for index, slices in enumerate(pack(tensors, self._bucket_bytes)):
+            buckets = pack(tensors, self._bucket_bytes)
+            for index in itertools.count():
+                slices = await asyncio.to_thread(next, buckets, None)
+                if slices is None:
+                    break
                 turn = index % len(self._segments)
                 task = pending[turn]
                 if task is not None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from agentrl.envs.math.arithmetic import SYSTEM_PROMPT, calculate, generate_problems, score_answer
 from agentrl.record import Message, Task
-from agentrl.sdk import Env, Reward, Transcript, tool
+from agentrl.sdk import Env, Reward, ToolError, Transcript, tool
 
 __all__ = ["ArithmeticEnv", "arithmetic_tasks"]
 
@@ -30,7 +30,10 @@ class ArithmeticEnv(Env):
     @tool
     async def calculator(self, expression: str) -> str:
         """Evaluates an arithmetic expression."""
-        return calculate(expression)
+        try:
+            return calculate(expression)
+        except ValueError as error:
+            raise ToolError(str(error)) from None
 
     async def score(self, transcript: Transcript) -> Reward:
         value = score_answer(transcript.answer, str(transcript.task.answer))

@@ -1,5 +1,8 @@
 """Functions are added from outside the library, by name, without an edit inside."""
 
+from importlib import metadata
+from importlib.metadata import EntryPoint
+
 import pytest
 import torch
 
@@ -24,6 +27,15 @@ def test_a_loss_registered_elsewhere_is_found_by_name():
         config=LossConfig(),
     )
     assert loss.item() == 1
+
+
+def test_a_function_of_another_package_is_found_by_its_entry_point(monkeypatch):
+    offered = EntryPoint(name="largest", value="builtins:max", group="agentrl.colours")
+    monkeypatch.setattr(metadata, "entry_points", lambda group, name: [offered] if name == "largest" else [])
+    registry: Registry = Registry("colour", entry_points="agentrl.colours")
+    assert registry.get("largest") is max
+    with pytest.raises(UnknownNameError):
+        registry.get("smallest")
 
 
 def test_a_taken_name_is_refused_and_an_unknown_one_lists_the_known():

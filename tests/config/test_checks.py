@@ -36,7 +36,7 @@ def refused(data: dict[str, Any], *overrides: str) -> Problem:
         (["rollout.n=1"], ["rollout.n", "algorithm.adv_estimator"], "rollout.n=2"),
         (["rollout.n=1", "algorithm.adv_estimator=rloo"], ["rollout.n", "algorithm.adv_estimator"], "rollout.n=2"),
         (
-            ["rollout.n=1", "algorithm.adv_estimator=reinforce_plus_plus"],
+            ["rollout.n=1", "algorithm.adv_estimator=reinforce_plus_plus", "rollout.filter_zero_variance=true"],
             ["rollout.filter_zero_variance", "rollout.n"],
             "rollout.filter_zero_variance=false",
         ),

@@ -285,6 +285,38 @@ async def test_a_thread_that_outlives_its_episode_gets_no_further_answer(play: P
 
 
 @asynchronous
+async def test_a_plain_runs_model_call_ends_with_its_episode(play: Play, chat_format: ChatFormat) -> None:
+    class Plain(AgentLoop):
+        def run(self, task: Task, policy: Any) -> float:
+            policy.chat(task.messages())
+            return 1.0
+
+    engine = HeldEngine(turns(chat_format, "4"))
+    assert (await play(Plain, engine, "rollout.episode_timeout=0.1")).failure is Fate.TIMEOUT
+    await until(lambda: not engine.running)
+
+
+@asynchronous
+async def test_an_agent_that_swallows_its_cancellation_does_not_hold_the_run(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.rollout.episode._CLOSE_SECONDS", -0.9)
+    done = asyncio.Event()
+
+    class Stubborn(AgentLoop):
+        async def run(self, task: Task, policy: Policy) -> float:
+            while not done.is_set():
+                try:
+                    await done.wait()
+                except asyncio.CancelledError:
+                    continue
+            return 1.0
+
+    assert (await play(Stubborn, None, "rollout.episode_timeout=0.05")).failure is Fate.TIMEOUT
+    done.set()
+
+
+@asynchronous
 async def test_a_plain_run_that_returns_a_coroutine_is_told_to_be_async(play: Play) -> None:
     class Confused(AgentLoop):
         def run(self, task: Task, policy: Any) -> Any:

@@ -156,7 +156,7 @@ async def test_a_publication_that_no_engine_accepts_fails_and_ends_the_run(
     async with running(worker) as run:
         await until(lambda: bool(only.held))
         only.failures["update_weights"] = WeightTransferError("wrong checksum")
-        await worker.begin_publish(1)
+        await worker.begin_publish()
         with pytest.raises(EngineError, match="no engine accepted"):
             await worker.publish_bucket(BUCKET)
         with pytest.raises(EngineError):
@@ -172,7 +172,7 @@ async def test_the_gate_opens_only_when_the_weights_are_there(tmp_path: Path, ch
     async with running(worker):
         batch = await worker.take_batch(0)
         await worker.acknowledge(batch.id)
-        await worker.begin_publish(1)
+        await worker.begin_publish()
         await worker.publish_bucket(BUCKET)
         await settle()
         assert len(subject.requests) == 4

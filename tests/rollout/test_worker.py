@@ -200,11 +200,10 @@ async def test_groups_that_never_train_end_an_endless_run_with_an_error(
         tmp_path, "trainer.total_epochs=null", "trainer.total_steps=5", "rollout.max_untrainable_groups=12"
     )
     worker = build_worker(config, chat_format, ScriptedEngine(turns(chat_format, "1")))
-    with pytest.raises(BaseExceptionGroup) as caught:
-        await worker.run()
-    assert caught.group_contains(NoProgress, match="the last 12 groups .* 24 episodes: all rewards are 1")
-    status = await worker.status()
-    assert status.in_flight == 0 and status.dispatched == sum(status.fates.values())
+    async with running(worker):
+        with pytest.raises(NoProgress, match=r"the last 12 groups .* 24 episodes: all rewards are 1"):
+            await worker.take_batch(0)
+        assert (await worker.validate()).episodes == 0
 
 
 @asynchronous
@@ -310,7 +309,7 @@ async def test_without_partial_rollout_running_episodes_finish_before_the_update
         batch = await worker.take_batch(0)
         await worker.acknowledge(batch.id)
         await until(lambda: len(engine.held) == 12)
-        beginning = asyncio.ensure_future(worker.begin_publish(1))
+        beginning = asyncio.ensure_future(worker.begin_publish())
         engine.let_go("g2")
         await settle()
         assert not beginning.done(), "g3, g4 and g5 still run"
@@ -358,7 +357,7 @@ async def test_a_paused_engine_samples_nothing(tmp_path: Path, chat_format: Chat
     worker = build_worker(rollout_config(tmp_path), chat_format, engine)
     async with running(worker):
         await until(lambda: len(engine.held) == 8)
-        await worker.begin_publish(1)
+        await worker.begin_publish()
         engine.let_go()
         await settle()
         assert engine.generated == 0

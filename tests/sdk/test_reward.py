@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -53,6 +53,11 @@ def test_parts_are_finite_numbers_too() -> None:
     assert reward.parts == {"style": 0.5, "accuracy": 1.0}
     with pytest.raises(ValueError, match="style must be finite"):
         as_reward(Reward(1.0, parts={"style": float("nan")}))
+
+
+def test_info_under_keys_that_are_no_text_is_refused_where_the_agent_gives_it() -> None:
+    with pytest.raises(TypeError, match="text keys"):
+        as_reward(Reward(1.0, info=cast(Any, {1: "a"})))
 
 
 def test_info_holds_what_a_file_can_hold() -> None:

@@ -88,6 +88,20 @@ async def test_the_bridge_holds_over_many_turns_and_parallel_calls(template_form
 
 
 @asynchronous
+async def test_without_thinking_a_dialogue_stays_one_branch_whatever_was_sampled(chat_format: ChatFormat) -> None:
+    """White space that the reply's text does not show is in the ids, and stays there over further user turns."""
+    said = ("  4 ", "\n5\n", " 6")
+    policy, engine = session(chat_format, turns(chat_format, *said))
+    messages = [USER]
+    for _ in said:
+        reply = await policy.chat(messages)
+        messages = [*messages, reply.message, {"role": "user", "content": "Are you sure?"}]
+    (branch,) = policy.graph.branches()
+    sampled = [[*encode(chat_format, text), chat_format.stop_token_ids[0]] for text in said]
+    assert_trained_as_sampled([branch], engine, sampled)
+
+
+@asynchronous
 async def test_thinking_that_the_template_strips_forks_the_graph(chat_format: ChatFormat) -> None:
     """Case 12: at the next question Qwen3 forgets earlier reasoning; each branch trains on what the model saw."""
     thought = "<think>\nTwo and two.\n</think>\n\nIt is 4."

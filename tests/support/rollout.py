@@ -118,7 +118,7 @@ def assert_books(status: RolloutStatus) -> None:
 
 async def publish(worker: RolloutWorker, version: int) -> None:
     """New weights, from begin to finish."""
-    await worker.begin_publish(version)
+    await worker.begin_publish()
     await worker.publish_bucket(BUCKET)
     await worker.finish_publish(version)
 

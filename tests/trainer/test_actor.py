@@ -65,6 +65,7 @@ def test_trainer_and_engine_agree_on_the_policy(
         [],
         ["actor.loss_agg_mode=seq-mean-token-mean"],
         ["actor.loss_agg_mode=seq-mean-token-sum", "algorithm.rollout_correction.rollout_is=sequence"],
+        ["actor.loss_agg_mode=seq-mean-token-sum-norm"],
         ["actor.loss_agg_mode=episode-mean"],
         ["algorithm.rollout_correction.rollout_is_batch_normalize=true"],
         ["algorithm.rollout_correction={rollout_rs: [seq_mean_k1], rollout_rs_threshold: [[0.8, 1.25]]}"],
@@ -290,3 +291,16 @@ def test_tied_weights_are_published_once(family: str, head: bool, new_actor: Fix
     names = [name for name, _ in new_actor(family=family).named_tensors()]
     assert len(names) == len(set(names))
     assert ("lm_head.weight" in names) is head
+
+
+def test_in_bfloat16_the_trainer_keeps_its_weights_in_float32_and_publishes_bfloat16(
+    new_actor: Fixture, new_groups: Fixture, batch_of: Fixture
+) -> None:
+    """At a learning rate of 1e-6 a bfloat16 weight would not move at all."""
+    actor = new_actor("model.dtype=bfloat16", "actor.optim.lr=1e-6")
+    before = {name: parameter.detach().clone() for name, parameter in actor.model.named_parameters()}
+    row = actor.update(batch_of(new_groups(2, 3)))
+    assert row["actor/grad_norm"] > 0
+    moved = [(parameter != before[name]).float().mean() for name, parameter in actor.model.named_parameters()]
+    assert min(moved) > 0.5
+    assert {tensor.dtype for _, tensor in actor.named_tensors()} == {torch.bfloat16}

@@ -59,8 +59,8 @@ class ScriptedRollout:
     async def acknowledge(self, batch_id: int) -> None:
         self.calls.append(f"acknowledge {batch_id}")
 
-    async def begin_publish(self, version: int) -> None:
-        self.calls.append(f"publish {version}")
+    async def begin_publish(self) -> None:
+        self.calls.append(f"publish {self.version + 1}")
         if self.broken:
             raise EngineError("no engine is left")
         self._receiver.start()
@@ -71,7 +71,7 @@ class ScriptedRollout:
     async def finish_publish(self, version: int) -> PublishReport:
         self._receiver.finish()
         self.version = version
-        return PublishReport(version, 0.01, 0.005, 1)
+        return PublishReport(version, 0.005, 0.0, 1)
 
     async def stop(self) -> None:
         self.calls.append("stop")

@@ -1,4 +1,4 @@
-"""`agentrl train`: one run, from a YAML file to a trained model."""
+"""One run, from a checked config to a trained model: what `agentrl train` and `agentrl.train` do."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class RunResult:
     Attributes:
         accuracy_before, accuracy_after: on the held-out tasks; None if there are none.
         fates: ended episodes by fate.
+        problem: why training ended before its time, if it did; the model is saved all the same.
     """
 
     run_dir: Path
@@ -40,6 +41,7 @@ class RunResult:
     dispatched: int
     fates: dict[str, int]
     seconds: float
+    problem: str = ""
 
 
 def run(config: RunConfig, *, plugin_paths: Sequence[str] = (), console: Console | None = None) -> RunResult:
@@ -65,7 +67,7 @@ def run(config: RunConfig, *, plugin_paths: Sequence[str] = (), console: Console
     console.print(f"[bold]agentrl[/bold] {run_dir}")
     for note in config_notes(config):
         console.print(note, style="dim", highlight=False)
-    return asyncio.run(_supervise(LocalHost(config, run_dir, model_path, plugin_paths), console))
+    return asyncio.run(_supervise(LocalHost(config, run_dir, model_path, plugin_paths), config, console))
 
 
 def resolve_model(path: str) -> str:
@@ -98,9 +100,9 @@ def check_user_code(config: RunConfig) -> None:
     load_tasks(config.data, "val")
 
 
-async def _supervise(host: LocalHost, console: Console) -> RunResult:
+async def _supervise(host: LocalHost, config: RunConfig, console: Console) -> RunResult:
     loop = asyncio.get_running_loop()
-    work = asyncio.ensure_future(_watch(host, progress_view(console)))
+    work = asyncio.ensure_future(_watch(host, config, progress_view(console)))
 
     def stop() -> None:
         # Once: stopping the processes takes seconds, and a second Ctrl-C must not leave any behind.
@@ -115,7 +117,7 @@ async def _supervise(host: LocalHost, console: Console) -> RunResult:
         raise Interrupted(f"stopped; what there is of the run lies in {host.run_dir}") from None
 
 
-async def _watch(host: LocalHost, view: ProgressView) -> RunResult:
+async def _watch(host: LocalHost, config: RunConfig, view: ProgressView) -> RunResult:
     began = time.monotonic()
     step_seconds: list[float] = []
     last: RunState | None = None
@@ -125,7 +127,7 @@ async def _watch(host: LocalHost, view: ProgressView) -> RunResult:
             async for state in host.states():
                 last = state
                 step_seconds += [state.trainer.metrics["time/step"]] if state.trainer.metrics else []
-                view.update(_progress(state, time.monotonic() - began, step_seconds[-10:]))
+                view.update(_progress(state, config, time.monotonic() - began, step_seconds[-10:]))
             await host.wait_for_trainer()
     finally:
         view.close()
@@ -138,10 +140,11 @@ async def _watch(host: LocalHost, view: ProgressView) -> RunResult:
         dispatched=last.rollout.dispatched,
         fates=last.rollout.fates,
         seconds=time.monotonic() - began,
+        problem=last.trainer.problem,
     )
 
 
-def _progress(state: RunState, elapsed: float, step_seconds: list[float]) -> Progress:
+def _progress(state: RunState, config: RunConfig, elapsed: float, step_seconds: list[float]) -> Progress:
     trainer, rollout, row = state.trainer, state.rollout, state.trainer.metrics
     eta = None
     if step_seconds and trainer.total_steps:
@@ -151,7 +154,7 @@ def _progress(state: RunState, elapsed: float, step_seconds: list[float]) -> Pro
     return Progress(
         phase=trainer.phase,
         step=int(row["step"]) if row else trainer.step,
-        total_steps=trainer.total_steps or None,
+        total_steps=trainer.total_steps,
         policy_version=trainer.version,
         reward_mean=row.get("reward/mean"),
         val_accuracy=trainer.val_last,
@@ -165,7 +168,7 @@ def _progress(state: RunState, elapsed: float, step_seconds: list[float]) -> Pro
         queue_size=rollout.queued_groups,
         in_flight=rollout.in_flight,
         running=rollout.running_episodes,
-        capacity=rollout.capacity,
+        capacity=config.rollout.max_concurrent,
         elapsed=elapsed,
         eta=eta,
         waiting_for=rollout.waiting_for if waiting else None,
