@@ -149,7 +149,12 @@ def _progress(state: RunState, config: RunConfig, elapsed: float, step_seconds: 
     eta = None
     if step_seconds and trainer.total_steps:
         eta = statistics.fmean(step_seconds) * (trainer.total_steps - trainer.step)
-    waiting = trainer.phase == "waiting for a batch"
+    waits = {
+        "waiting for a batch": rollout.waiting_for,
+        "publishing weights": f"{rollout.engines} engines to take version {trainer.version + 1}",
+        "validating": "the held-out episodes",
+    }
+    waiting_for = waits.get(trainer.phase)
     lag_max = row.get("staleness/lag_max")
     return Progress(
         phase=trainer.phase,
@@ -171,6 +176,6 @@ def _progress(state: RunState, config: RunConfig, elapsed: float, step_seconds: 
         capacity=config.rollout.max_concurrent,
         elapsed=elapsed,
         eta=eta,
-        waiting_for=rollout.waiting_for if waiting else None,
-        waiting_seconds=trainer.phase_seconds if waiting else None,
+        waiting_for=waiting_for,
+        waiting_seconds=trainer.phase_seconds if waiting_for else None,
     )
