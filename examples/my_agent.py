@@ -11,10 +11,7 @@ class Solver(AgentLoop):
         messages = [{"role": "system", "content": SYSTEM_PROMPT}, *task.messages()]
         reply = await policy.chat(messages, tools=[CALCULATOR_SPEC])
         if reply.tool_calls:
-            try:
-                result = calculate(str(reply.tool_calls[0].arguments.get("expression")))
-            except ValueError as error:
-                result = f"Error: {error}"
+            result = calculate(str(reply.tool_calls[0].arguments.get("expression")))
             messages += [reply.message, {"role": "tool", "content": result}]
             reply = await policy.chat(messages, tools=[CALCULATOR_SPEC])
         return score_answer(reply.text, task.answer)

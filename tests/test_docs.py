@@ -65,3 +65,8 @@ def test_commands_in_the_readme_exist() -> None:
             assert f"\n{target}:" in makefile
         for file in re.findall(r"\S+\.yaml", code):
             assert (ROOT / file).is_file()
+
+
+def test_the_readme_shows_the_example_as_it_is() -> None:
+    (_, shown), *_ = blocks("python")
+    assert (ROOT / "examples" / "my_agent.py").read_text().endswith(shown)
