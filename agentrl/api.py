@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ def train(
         ConfigError: what is wrong with the configuration, all of it at once.
         PluginError, DataError, DeviceError: something it names is not there.
         AgentRLError: the run failed; `ProcessFailed` carries the log of the process that did.
+        Interrupted: SIGINT or SIGTERM.
+        RuntimeError: an event loop is running here; the message says what to do.
     """
     paths = [str(Path(config).resolve().parent)] if isinstance(config, str | Path) else []
     if loop is not None:
@@ -48,6 +51,8 @@ def train(
 def _module_of(cls: type) -> tuple[str, str]:
     """The name under which another process can import a class's module, and the folder it is found from."""
     file = Path(inspect.getfile(cls)).resolve()
-    if cls.__module__ == "__main__":
-        return file.stem, str(file.parent)
-    return cls.__module__, str(file.parents[cls.__module__.count(".") + (file.stem == "__init__")])
+    name = cls.__module__
+    if name == "__main__":
+        spec = sys.modules["__main__"].__spec__
+        name = file.stem if spec is None else spec.name
+    return name, str(file.parents[name.count(".") + (file.stem == "__init__")])

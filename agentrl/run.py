@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import statistics
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from agentrl.cluster.spec import add_plugin_paths
 from agentrl.config import RunConfig, config_notes, dump_yaml
 from agentrl.device import get_device
 from agentrl.observe import Progress, ProgressView, create_run_dir, progress_view, write_environment
+from agentrl.sdk.plugin import PluginError
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
 class Interrupted(Exception):
@@ -55,13 +59,17 @@ def run(config: RunConfig, *, plugin_paths: Sequence[str] = (), console: Console
         AgentRLError: the run failed; `ProcessFailed` carries the log of the process that did.
         Interrupted: SIGINT or SIGTERM.
     """
+    _check_no_loop_runs()
     console = console or Console()
     plugin_paths = tuple(dict.fromkeys((*plugin_paths, os.getcwd())))
     add_plugin_paths(plugin_paths)
     device = get_device(config.trainer.device)
     model_path = resolve_model(config.model.path)
     check_user_code(config)
-    run_dir = create_run_dir(config.trainer.output_dir, config.trainer.experiment_name)
+    try:
+        run_dir = create_run_dir(config.trainer.output_dir, config.trainer.experiment_name)
+    except OSError as error:
+        raise PluginError(f"trainer.output_dir: no run directory can be made there: {error}") from error
     (run_dir / "config.yaml").write_text(dump_yaml(config))
     write_environment(run_dir, [device.type])
     console.print(f"[bold]agentrl[/bold] {run_dir}")
@@ -70,19 +78,33 @@ def run(config: RunConfig, *, plugin_paths: Sequence[str] = (), console: Console
     return asyncio.run(_supervise(LocalHost(config, run_dir, model_path, plugin_paths), config, console))
 
 
+def _check_no_loop_runs() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(
+        "a run starts its own event loop, but one is running here. In a notebook or in async code use `await "
+        "asyncio.to_thread(train, ...)`; in a script call `train` under `if __name__ == '__main__':`, since the run's "
+        "processes import the script"
+    )
+
+
 def resolve_model(path: str) -> str:
     """The folder of a model, or a hub id as it is.
 
     Raises:
         PluginError: it looks like a folder, but is not there or holds no model.
     """
-    from agentrl.sdk.plugin import PluginError
     from agentrl.tiny import TINY_MODEL, tiny_model_path
 
     if path == TINY_MODEL:
         return str(tiny_model_path())
-    hub_id = path.count("/") == 1 and path[0] not in "./~" and not Path(path).parent.is_dir()
-    if hub_id or (Path(path) / "config.json").is_file():
+    folder = Path(path)
+    if (folder / "config.json").is_file() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise PluginError(f"model.path: {path} holds no tokenizer: save it there (tokenizer.save_pretrained)")
+    hub_id = path.count("/") == 1 and path[0] not in "./~" and not folder.parent.is_dir()
+    if hub_id or (folder / "config.json").is_file():
         return path
     raise PluginError(
         f"model.path: {path!r} is no folder with a config.json, no hub id (owner/name), and not {TINY_MODEL!r}, "
@@ -109,8 +131,9 @@ async def _supervise(host: LocalHost, config: RunConfig, console: Console) -> Ru
         if not work.cancelling():
             work.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop)
     try:
         return await work
     except asyncio.CancelledError:

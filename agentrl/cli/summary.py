@@ -15,6 +15,8 @@ def print_summary(console: Console, result: RunResult) -> None:
             f"[bold]held-out accuracy {result.accuracy_before:.3f} -> {result.accuracy_after:.3f}[/bold] "
             f"after {result.steps} training steps, {result.seconds:.0f} s"
         )
+    elif result.accuracy_after is not None:
+        console.print(f"[bold]held-out accuracy {result.accuracy_after:.3f}[/bold] after {result.steps} training steps")
     fates = ", ".join(f"{count} {fate}" for fate, count in sorted(result.fates.items()))
     console.print(f"{result.dispatched} episodes: {fates}", highlight=False)
     console.print(f"run directory: {result.run_dir}", highlight=False, soft_wrap=True)

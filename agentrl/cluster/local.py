@@ -131,6 +131,8 @@ class LocalHost:
     async def _start(self) -> None:
         config = self._config
         bucket_bytes = 2 * config.weights.bucket_mb * 2**20
+        for root in {shared_memory_root(0), Path(tempfile.gettempdir())}:
+            _remove_leftovers(root)
         name = f"agentrl-{os.getpid()}-{secrets.token_hex(4)}"
         sockets = _socket_folder(f"{name}-")
         self._folders.append(sockets)
@@ -158,7 +160,9 @@ class LocalHost:
         log = self.run_dir / "logs" / f"{role}.log"
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "agentrl.cluster.process", role, str(Path(self._spec.sockets) / "spec.json")),
+                # -P: the current folder is no place for modules that would hide installed ones.
+                *(sys.executable, "-P", "-m", "agentrl.cluster.process"),
+                *(role, str(Path(self._spec.sockets) / "spec.json")),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -194,6 +198,24 @@ class LocalHost:
             f"the {child.role} process ended with status {child.process.returncode}; the end of {child.log}:\n"
             + "\n".join(f"  {line}" for line in lines)
         )
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Removes the folders of runs whose every process was killed, so that none could."""
+    for folder in root.glob("agentrl-*-*"):
+        pid = folder.name.split("-")[1]
+        if pid.isdigit() and not _runs(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _socket_folder(prefix: str) -> Path:

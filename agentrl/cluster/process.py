@@ -13,7 +13,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from agentrl.cluster.rpc import RpcClient, RpcServer, connected
+from agentrl.cluster.loop_watch import LoopWatch
+from agentrl.cluster.rpc import RPC_SILENCE, RpcClient, RpcServer, connected
 from agentrl.cluster.spec import RunSpec, add_plugin_paths
 from agentrl.record import AgentRLError, RemoteError
 from agentrl.record.protocols import Engine, RolloutService, TrainerService
@@ -53,6 +54,7 @@ async def run_rollout(spec: RunSpec, role: str) -> None:
     from agentrl.session import ChatFormat
 
     config = spec.run_config()
+    LoopWatch(asyncio.get_running_loop(), warn_after=5.0, give_up_after=RPC_SILENCE - 5.0).start()
     chat_format = await asyncio.to_thread(ChatFormat.load, config.model, spec.model_path)
     clients = {name: RpcClient(spec.address(name), Engine, name=name) for name in spec.engine_roles()}
     async with connected(*clients.values()):
@@ -89,14 +91,15 @@ async def run_trainer(spec: RunSpec, role: str) -> None:
                 rollout=client.proxy,
                 sender=ShmSender(Path(spec.segments), config.weights.bucket_mb * 2**20),
                 sink=writer,
-                model_dir=run_dir / "model",
+                model_dir=run_dir / "model.partial",
             )
             server = asyncio.ensure_future(RpcServer(spec.address(role), loop, TrainerService).serve())
             training = asyncio.ensure_future(loop.run())
             done, _ = await asyncio.wait([server, training], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            AutoTokenizer.from_pretrained(spec.model_path).save_pretrained(run_dir / "model")
+            AutoTokenizer.from_pretrained(spec.model_path).save_pretrained(run_dir / "model.partial")
+            (run_dir / "model.partial").rename(run_dir / "model")
             # The supervisor's summary is the last status it gets: it has to be that of the end.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(loop.end_seen.wait(), _GOODBYE_SECONDS)
@@ -163,7 +166,7 @@ if __name__ == "__main__":
     status = 1
     try:
         status = main(sys.argv[1], sys.argv[2])
-    except Exception as failure:
+    except BaseException as failure:
         known = _known(failure)
         if known is not None:
             logging.getLogger("agentrl").error("%s: %s", type(known).__name__, known)

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 _CALL, _CANCEL, _PING = b"call", b"cancel", b"ping"
 _RESULT, _ERROR, _PONG = b"result", b"error", b"pong"
 _PING_SECONDS = 1.0
+RPC_SILENCE = 60.0
+"""Seconds without a sign of life after which a peer is lost."""
 _KNOWN_ERRORS = {name: getattr(errors, name) for name in errors.__all__} | {
     error.__name__: error for error in (ValueError, TypeError, KeyError, RuntimeError, NotImplementedError)
 }
@@ -118,7 +120,7 @@ class RpcClient(Generic[P]):
     """
 
     def __init__(
-        self, address: str, protocol: type[P], *, name: str, silence: float = 30.0, startup: float = 600.0
+        self, address: str, protocol: type[P], *, name: str, silence: float = RPC_SILENCE, startup: float = 600.0
     ) -> None:
         self._signatures = Signatures(protocol)
         self._name = name

@@ -41,7 +41,7 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """The tasks."""
 
-    train: str
+    train: str = Field(min_length=1)
     """Training tasks: a `.jsonl` file, or `package.module:function` that returns a list of tasks."""
     train_args: dict[str, Any] = {}
     """Keyword arguments of the function named by `data.train`."""

@@ -56,6 +56,10 @@ class Progress:
     """How long this has been waited for."""
 
 
+TABLE_WIDTH = 74
+"""Columns that the live table needs."""
+
+
 class ProgressView(Protocol):
     """Shows the progress of a run."""
 
@@ -73,8 +77,8 @@ class ProgressView(Protocol):
 
 
 def progress_view(console: Console) -> ProgressView:
-    """A live table on a terminal, plain lines into a file or pipe."""
+    """A live table on a terminal wide enough for it, plain lines elsewhere."""
     from agentrl.observe.live_table import LiveTable
     from agentrl.observe.plain_lines import PlainLines
 
-    return LiveTable(console) if console.is_terminal else PlainLines(console)
+    return LiveTable(console) if console.is_terminal and console.width >= TABLE_WIDTH else PlainLines(console)

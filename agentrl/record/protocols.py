@@ -153,7 +153,7 @@ class ValidationReport:
 
     Attributes:
         accuracy: share of judged episodes solved (reward part `accuracy` if the reward has one, else reward >= 1).
-        reward: mean reward of judged episodes.
+        reward: mean reward of judged episodes. Both are NaN without any.
         episodes: judged ones.
         failed: those that infrastructure kept from being judged; in no mean.
         version_first, version_last: policy versions of the oldest and newest token sampled.

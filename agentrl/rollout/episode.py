@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import logging
 import time
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 10.0
 _EXPLAINED = 100
-"""Different agent errors whose traceback is logged; fates.jsonl has the reason of each episode."""
+"""Different errors of agents and environments whose traceback is logged; fates.jsonl has the reason of each episode."""
 _GRAVITY = (Fate.ENGINE_ERROR, Fate.ENV_ERROR, Fate.AGENT_ERROR, Fate.TRUNCATED)
 
 
@@ -108,7 +109,8 @@ class EpisodeRunner:
         self._explained: set[str] = set()
 
     async def play(self, task: Task, *, group_id: str, episode_id: str, version: int) -> Outcome:
-        """Plays `task` once; no weights older than `version` answer."""
+        """Plays `task` once; no weights older than `version` answer. The agent gets a copy of its own."""
+        task = copy.deepcopy(task)
         session = Session(
             episode_id,
             self._format,
@@ -166,7 +168,8 @@ class EpisodeRunner:
         except Exception as error:
             failure, cause = _failure(error)
             reason = _describe(cause)
-            if failure is Fate.AGENT_ERROR and reason not in self._explained and len(self._explained) < _EXPLAINED:
+            unexplained = reason not in self._explained and len(self._explained) < _EXPLAINED
+            if failure in (Fate.AGENT_ERROR, Fate.ENV_ERROR) and unexplained:
                 self._explained.add(reason)
                 log.warning("episode %s: %s", session.episode_id, reason, exc_info=error)
             return None, failure, reason

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.schema import DataConfig
-from agentrl.record import Task
+from agentrl.record import MessageError, Task
+from agentrl.record.messages import normalise_messages
 from agentrl.record.task import Split
 from agentrl.sdk.plugin import load_object
 
@@ -29,27 +30,45 @@ def load_tasks(data: DataConfig, split: Split) -> list[Task]:
     key = f"data.{split}"
     source = data.train if split == "train" else data.val
     arguments = data.train_args if split == "train" else data.val_args
-    if not source:
+    if source is None:
         return []
     if ":" in source and not Path(source).exists():
-        rows = load_object(source, key=key)(**arguments)
+        rows = _call(source, arguments, key)
     else:
         rows = _read_jsonl(Path(source), key)
-    tasks = [_task(row, index, split, data, key) for index, row in enumerate(rows)]
+    tasks = []
+    for index, row in enumerate(rows):
+        task = _task(row, index, split, data, key)
+        try:
+            normalise_messages(task.messages())
+        except (MessageError, TypeError) as error:
+            raise DataError(
+                f"{key}: the prompt of row {index} is neither a text nor a list of chat messages: {error}"
+            ) from None
+        tasks.append(task)
     if not tasks:
         raise DataError(f"{key}: {source} holds no tasks")
     return tasks
 
 
+def _call(source: str, arguments: dict[str, Any], key: str) -> list[Any]:
+    function = load_object(source, key=key)
+    try:
+        return list(function(**arguments))
+    except Exception as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        raise DataError(f"{key}: {source}({given}) raised {type(error).__name__}: {error}") from error
+
+
 def _read_jsonl(path: Path, key: str) -> Iterator[Mapping[str, Any]]:
     if not path.is_file():
         raise DataError(f"{key}: there is no file {path} (from {Path.cwd()}); a function is named package.module:name")
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode())
             except ValueError as error:
                 raise DataError(f"{key}: {path}, line {number} is not JSON: {error}") from None
             if not isinstance(row, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import time
 
@@ -52,8 +53,8 @@ class Validator:
         versions = [branch.versions[branch.loss_mask == 1] for t in trajectories for branch in t.branches]
         versions = [v for v in versions if v.size]
         return ValidationReport(
-            accuracy=statistics.fmean([bool(o.reward and o.reward.solved) for o in judged] or [0.0]),
-            reward=statistics.fmean([o.reward.value if o.reward else 0.0 for o in judged] or [0.0]),
+            accuracy=statistics.fmean([bool(o.reward and o.reward.solved) for o in judged] or [math.nan]),
+            reward=statistics.fmean([o.reward.value if o.reward else 0.0 for o in judged] or [math.nan]),
             episodes=len(judged),
             failed=len(outcomes) - len(judged),
             version_first=int(min((v.min() for v in versions), default=version)),

@@ -58,7 +58,8 @@ class TrainLoop:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._phase, self._phase_began = "starting", time.monotonic()
         self._rows: deque[Row] = deque(maxlen=256)
-        self._accuracies: list[float] = []
+        self._accuracy_before: float | None = None
+        self._accuracy: float | None = None
         self._problem = ""
         self._since = _Clock()
         self._published_step = 0
@@ -71,6 +72,7 @@ class TrainLoop:
         config = self._config.trainer
         if self._config.data.val and config.val_before_train:
             self._record(await self._validate())
+            self._accuracy_before = self._accuracy
         await self._since.restart(self._rollout)
         try:
             while config.total_steps is None or self.step < config.total_steps:
@@ -102,8 +104,8 @@ class TrainLoop:
             phase=self._phase,
             phase_seconds=time.monotonic() - self._phase_began,
             metrics=later[0] if later else {},
-            val_first=self._accuracies[0] if self._accuracies else None,
-            val_last=self._accuracies[-1] if self._accuracies else None,
+            val_first=self._accuracy_before,
+            val_last=self._accuracy,
             problem=self._problem,
         )
 
@@ -150,7 +152,8 @@ class TrainLoop:
     async def _validate(self) -> Row:
         self._enter("validating")
         report = await self._rollout.validate()
-        self._accuracies.append(report.accuracy)
+        # Without any judged episode nothing is known, which is not an accuracy of 0.
+        self._accuracy = report.accuracy if report.episodes else None
         return {
             "val/accuracy": report.accuracy,
             "val/reward": report.reward,

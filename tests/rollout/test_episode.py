@@ -395,6 +395,20 @@ async def test_every_episode_has_an_agent_and_an_environment_of_its_own(play: Pl
 
 
 @asynchronous
+async def test_what_an_agent_does_to_its_task_stays_in_its_episode(play: Play) -> None:
+    class Editing(AgentLoop):
+        async def run(self, task: Task, policy: Policy) -> float:
+            messages = task.messages()
+            messages[0]["content"] += " Think."
+            task.data["seen"] = task.data.get("seen", 0) + 1
+            await policy.chat(messages)
+            return float(messages[0]["content"].count("Think.") + task.data["seen"])
+
+    task = Task([{"role": "user", "content": "What is 2 + 2?"}], "4")
+    assert [(await play(Editing, task=task)).reward.value for _ in range(3)] == [2.0, 2.0, 2.0]
+
+
+@asynchronous
 async def test_parallel_calls_of_one_agent_are_branches_of_one_trajectory(play: Play, chat_format: ChatFormat) -> None:
     class Pair(AgentLoop):
         async def run(self, task: Task, policy: Policy) -> float:

@@ -147,3 +147,22 @@ def test_epochs_go_on_without_end_where_only_steps_are_counted() -> None:
         (1, 1),
         (2, 0),
     ]
+
+
+@pytest.mark.parametrize("prompt", ["42", "null", "[]", '["a"]', '[{"content": "no role"}]'])
+def test_a_prompt_that_no_template_can_render_is_refused_with_its_row(tmp_path: Path, prompt: str) -> None:
+    path = write(tmp_path, '{"prompt": "good"}', f'{{"prompt": {prompt}}}')
+    with pytest.raises(DataError, match=r"data\.train: the prompt of row 1 is neither a text nor a list"):
+        load_tasks(config(path), "train")
+
+
+def test_what_a_function_raises_is_said_with_its_arguments() -> None:
+    with pytest.raises(DataError, match=r"task_source:tasks\(bogus=1\) raised TypeError: .*bogus"):
+        load_tasks(config("task_source:tasks", train_args={"bogus": 1}), "train")
+
+
+def test_a_file_in_another_encoding_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xe4"}\n')
+    with pytest.raises(DataError, match="line 2"):
+        load_tasks(config(path), "train")

@@ -1,0 +1,61 @@
+"""What a host finds and leaves on its machine, and the ways a run is started from Python."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl import train
+from agentrl.cluster.local import _remove_leftovers, _socket_folder
+
+CONFIG = Path(__file__).parents[2] / "examples" / "math.yaml"
+
+
+def test_folders_of_runs_that_are_gone_are_removed_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    gone, alive, other = (
+        tmp_path / name for name in (f"agentrl-{ended.pid}-ab", f"agentrl-{os.getpid()}-ab", "agentrl-notes-ab")
+    )
+    for folder in (gone, alive, other):
+        folder.mkdir()
+        (folder / "bucket-0").write_bytes(b"0")
+    _remove_leftovers(tmp_path)
+    assert [folder.exists() for folder in (gone, alive, other)] == [False, True, True]
+
+
+def test_sockets_get_a_short_path_whatever_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    folder = _socket_folder("agentrl-test-")
+    try:
+        assert len(str(folder)) < 90
+        assert not list(deep.iterdir())
+    finally:
+        folder.rmdir()
+
+
+def test_a_run_inside_a_running_event_loop_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    async def notebook() -> None:
+        train(CONFIG, [f"trainer.output_dir={tmp_path}"])
+
+    with pytest.raises(RuntimeError, match=r"asyncio\.to_thread\(train"):
+        asyncio.run(notebook())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_works_from_another_thread(tmp_path: Path) -> None:
+    overrides = [f"trainer.output_dir={tmp_path}", "trainer.total_steps=1", "val.limit=8"]
+
+    async def notebook() -> int:
+        return (await asyncio.to_thread(train, CONFIG, overrides)).steps
+
+    assert asyncio.run(notebook()) == 1
