@@ -48,7 +48,7 @@ class Optimiser:
         if stepped:
             self._adamw.step()
         else:
-            # LambdaLR warns if it runs ahead of the optimiser; skipping is what we mean here.
+            # LambdaLR warns if it runs ahead of the optimiser; skipping is what is meant here.
             self._adamw._opt_called = True  # type: ignore[attr-defined]
         self._adamw.zero_grad(set_to_none=True)
         self._schedule.step()
