@@ -153,9 +153,12 @@ class EpisodeRunner:
 
     async def _judge(self, task: Task, session: Session) -> tuple[Reward | None, Fate | None, str]:
         limit = self._config.rollout.episode_timeout
-        # In a task of its own: an agent may cancel itself, or swallow its cancellation, without holding the runner.
-        playing = asyncio.create_task(self._run(task, session))
+        env: Env | None = None
+        playing: asyncio.Task[Any] | None = None
         try:
+            env = self._build_env()
+            # In a task of its own: an agent may cancel itself, or swallow its cancellation, without holding the runner.
+            playing = asyncio.create_task(self._run(task, session, env))
             await asyncio.wait({playing}, timeout=limit)
             if not playing.done():
                 return None, Fate.TIMEOUT, f"ran longer than rollout.episode_timeout = {limit:g} s"
@@ -176,10 +179,12 @@ class EpisodeRunner:
         finally:
             session.close()
             self._ended(session.episode_id)
-            await _end(playing, session.episode_id)
+            if playing is not None:
+                await _end(playing, session.episode_id)
+            if env is not None:
+                await _close(env, session.episode_id)
 
-    async def _run(self, task: Task, session: Session) -> Any:
-        env = self._build_env()
+    async def _run(self, task: Task, session: Session, env: Env | None) -> Any:
         try:
             kwargs = dict(self._config.agent.args)
             if env is not None:
@@ -202,9 +207,6 @@ class EpisodeRunner:
             return result
         except SystemExit as error:
             raise RuntimeError(f"the agent called exit({error.code!r})") from error
-        finally:
-            if env is not None:
-                await _close(env, session.episode_id)
 
     def _build_env(self) -> Env | None:
         if self._plugins.env is None:
@@ -222,7 +224,7 @@ async def _end(playing: asyncio.Task[Any], episode_id: str) -> None:
     if playing.done():
         return
     playing.cancel()
-    await asyncio.wait({playing}, timeout=_CLOSE_SECONDS + 1)
+    await asyncio.wait({playing}, timeout=_CLOSE_SECONDS)
     if not playing.done():
         log.error("episode %s: its agent swallows its cancellation and goes on running", episode_id)
 

@@ -300,7 +300,7 @@ async def test_a_plain_runs_model_call_ends_with_its_episode(play: Play, chat_fo
 async def test_an_agent_that_swallows_its_cancellation_does_not_hold_the_run(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentrl.rollout.episode._CLOSE_SECONDS", -0.9)
+    monkeypatch.setattr("agentrl.rollout.episode._CLOSE_SECONDS", 0.1)
     done = asyncio.Event()
 
     class Stubborn(AgentLoop):
@@ -376,6 +376,19 @@ async def test_an_environment_that_fails_is_no_judgement_and_is_closed(
     outcome = await play(ToolAgentLoop, None, f"env.args={arguments}", "env.cls=x:Fragile", env=Fragile)
     assert (outcome.failure, Fragile.closed) == (fate, closed)
     assert (outcome.reward is None) == (fate is not None)
+
+
+@asynchronous
+async def test_a_judged_answer_stays_judged_however_long_the_environment_takes_to_close(play: Play) -> None:
+    class SlowToClose(Env):
+        async def score(self, transcript: Transcript) -> float:
+            return 1.0
+
+        async def close(self) -> None:
+            await asyncio.sleep(0.3)
+
+    outcome = await play(ToolAgentLoop, None, "rollout.episode_timeout=0.2", env=SlowToClose)
+    assert (outcome.failure, outcome.reward.value) == (None, 1.0)
 
 
 @asynchronous
