@@ -45,7 +45,7 @@ def train(
         module, folder = _module_of(loop)
         overrides = [f"agent.loop={module}:{loop.__qualname__}", *overrides]
         paths.append(folder)
-    return run(load_config(config, overrides), plugin_paths=paths, console=console)
+    return run(load_config(config, overrides), plugin_folders=paths, console=console)
 
 
 def _module_of(cls: type) -> tuple[str, str]:

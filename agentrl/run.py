@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agentrl.cluster.local import LocalHost, RunState
-from agentrl.cluster.spec import add_plugin_paths
+from agentrl.cluster.spec import plugin_paths
 from agentrl.config import RunConfig, config_notes, dump_yaml
 from agentrl.device import get_device
 from agentrl.observe import Progress, ProgressView, create_run_dir, progress_view, write_environment
@@ -48,11 +48,12 @@ class RunResult:
     problem: str = ""
 
 
-def run(config: RunConfig, *, plugin_paths: Sequence[str] = (), console: Console | None = None) -> RunResult:
+def run(config: RunConfig, *, plugin_folders: Sequence[str] = (), console: Console | None = None) -> RunResult:
     """Trains as `config` says and returns when the model is saved.
 
     Args:
-        plugin_paths: folders in which modules named by the config are looked for, after everything installed.
+        plugin_folders: where modules named by the config are looked for, after everything installed and before the
+            current folder.
 
     Raises:
         PluginError, DataError, DeviceError: the config names something that is not there; nothing was started.
@@ -61,11 +62,11 @@ def run(config: RunConfig, *, plugin_paths: Sequence[str] = (), console: Console
     """
     _check_no_loop_runs()
     console = console or Console()
-    plugin_paths = tuple(dict.fromkeys((*plugin_paths, os.getcwd())))
-    add_plugin_paths(plugin_paths)
+    folders = (*plugin_folders, os.getcwd())
     device = get_device(config.trainer.device)
     model_path = resolve_model(config.model.path)
-    check_user_code(config)
+    with plugin_paths(folders):
+        check_user_code(config)
     try:
         run_dir = create_run_dir(config.trainer.output_dir, config.trainer.experiment_name)
     except OSError as error:
@@ -75,7 +76,7 @@ def run(config: RunConfig, *, plugin_paths: Sequence[str] = (), console: Console
     console.print(f"[bold]agentrl[/bold] {run_dir}")
     for note in config_notes(config):
         console.print(note, style="dim", highlight=False)
-    return asyncio.run(_supervise(LocalHost(config, run_dir, model_path, plugin_paths), config, console))
+    return asyncio.run(_supervise(LocalHost(config, run_dir, model_path, folders), config, console))
 
 
 def _check_no_loop_runs() -> None:

@@ -33,7 +33,7 @@ def train(
     _train(config, (str(file.resolve().parent),))
 
 
-def _train(config: object, plugin_paths: tuple[str, ...]) -> None:
+def _train(config: object, plugin_folders: tuple[str, ...]) -> None:
     from rich.console import Console
 
     from agentrl.cli.summary import print_summary
@@ -47,7 +47,7 @@ def _train(config: object, plugin_paths: tuple[str, ...]) -> None:
     assert isinstance(config, RunConfig)
     console = Console()
     try:
-        result = run(config, plugin_paths=plugin_paths, console=console)
+        result = run(config, plugin_folders=plugin_folders, console=console)
     except (PluginError, DataError, DeviceError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(USAGE_ERROR) from None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agentrl.cluster.loop_watch import LoopWatch
 from agentrl.cluster.rpc import RPC_SILENCE, RpcClient, RpcServer, connected
-from agentrl.cluster.spec import RunSpec, add_plugin_paths
+from agentrl.cluster.spec import RunSpec, plugin_paths
 from agentrl.record import AgentRLError, RemoteError
 from agentrl.record.protocols import Engine, RolloutService, TrainerService
 
@@ -158,8 +158,8 @@ def main(role: str, spec_path: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec = RunSpec.read(Path(spec_path))
     threading.Thread(target=_die_with_parent, args=(_take_standard_input(), spec), daemon=True).start()
-    add_plugin_paths(spec.plugin_paths)
-    return asyncio.run(_until_signal(ROLES[role.partition("-")[0]](spec, role)))
+    with plugin_paths(spec.plugin_paths):
+        return asyncio.run(_until_signal(ROLES[role.partition("-")[0]](spec, role)))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,12 @@ class RunSpec:
         return cls(**{**values, "plugin_paths": tuple(values["plugin_paths"])})
 
 
-def add_plugin_paths(paths: tuple[str, ...]) -> None:
-    """Makes modules in these folders importable; whatever is installed has precedence."""
-    sys.path += [path for path in paths if path not in sys.path]
+@contextmanager
+def plugin_paths(paths: Iterable[str]) -> Iterator[None]:
+    """Makes modules in these folders importable for a while; whatever is installed has precedence."""
+    added = [path for path in dict.fromkeys(paths) if path not in sys.path]
+    sys.path += added
+    try:
+        yield
+    finally:
+        sys.path[:] = [path for path in sys.path if path not in added]
