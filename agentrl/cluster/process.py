@@ -17,6 +17,7 @@ from agentrl.cluster.loop_watch import LoopWatch
 from agentrl.cluster.rpc import RPC_SILENCE, RpcClient, RpcServer, connected
 from agentrl.cluster.spec import RunSpec, plugin_paths
 from agentrl.record import AgentRLError, RemoteError
+from agentrl.record.errors import leaves
 from agentrl.record.protocols import Engine, RolloutService, TrainerService
 
 _GOODBYE_SECONDS = 5.0
@@ -146,9 +147,8 @@ def _die_with_parent(lifeline: int, spec: RunSpec) -> None:
 
 def _known(error: BaseException) -> AgentRLError | None:
     """The typed error behind a failure, whose message says all there is to say."""
-    if isinstance(error, BaseExceptionGroup):
-        return next((known for known in map(_known, error.exceptions) if known is not None), None)
-    return error if isinstance(error, AgentRLError) and not isinstance(error, RemoteError) else None
+    typed = (leaf for leaf in leaves(error) if isinstance(leaf, AgentRLError) and not isinstance(leaf, RemoteError))
+    return next(typed, None)
 
 
 def main(role: str, spec_path: str) -> int:

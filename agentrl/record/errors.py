@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 __all__ = [
     "AgentRLError",
     "ContextOverflow",
@@ -14,6 +16,15 @@ __all__ = [
     "RolloutEnded",
     "WeightTransferError",
 ]
+
+
+def leaves(error: BaseException | None) -> Iterator[BaseException]:
+    """The errors that really happened: those inside (groups of) groups, else the error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:
+            yield from leaves(member)
+    elif error is not None:
+        yield error
 
 
 class AgentRLError(Exception):

@@ -69,8 +69,13 @@ class Branch:
     @property
     def oldest_version(self) -> int | None:
         """The oldest policy version among the trained tokens; None if there are none."""
-        trained = self.versions[self.loss_mask == 1]
+        trained = self.trained_versions
         return int(trained.min()) if trained.size else None
+
+    @property
+    def trained_versions(self) -> np.ndarray:
+        """int32 `[N]`: the policy version of each trained token."""
+        return self.versions[self.loss_mask == 1]
 
     @property
     def trained_tokens(self) -> int:

@@ -52,7 +52,7 @@ def staleness_metrics(batch: Batch) -> dict[str, float]:
     tokens, lags = 0, 0
     for trajectory in batch.trajectories:
         for branch in trajectory.branches:
-            trained = branch.versions[branch.loss_mask == 1]
+            trained = branch.trained_versions
             tokens += trained.size
             lags += batch.version * trained.size - int(trained.sum())
     result = {
@@ -70,6 +70,6 @@ def staleness_metrics(batch: Batch) -> dict[str, float]:
 
 def _mixed(trajectory: Trajectory) -> bool:
     """Whether a trajectory holds tokens of more than one policy version."""
-    trained = [branch.versions[branch.loss_mask == 1] for branch in trajectory.branches]
+    trained = [branch.trained_versions for branch in trajectory.branches]
     trained = [versions for versions in trained if versions.size]
     return min(int(versions.min()) for versions in trained) != max(int(versions.max()) for versions in trained)

@@ -22,6 +22,7 @@ from agentrl.record import (
     Task,
     Trajectory,
 )
+from agentrl.record.errors import leaves
 from agentrl.record.trajectory import Status
 from agentrl.sdk import AgentLoop, Env, Reward, as_reward
 from agentrl.sdk.plugin import load_class
@@ -196,7 +197,6 @@ class EpisodeRunner:
             try:
                 result = await in_thread(lambda: loop.run(task, policy))
             finally:
-                session.close()
                 policy.cancel()
             if inspect.iscoroutine(result):
                 result.close()
@@ -239,16 +239,17 @@ async def _close(env: Env, episode_id: str) -> None:
 
 def _failure(error: BaseException) -> tuple[Fate, BaseException]:
     """What an exception makes of its episode, and the exception that says so: of a group, the gravest."""
-    if isinstance(error, BaseExceptionGroup):
-        failures = [_failure(member) for member in error.exceptions]
-        return min(failures, key=lambda failure: _GRAVITY.index(failure[0]))
+    return min(((_fate(leaf), leaf) for leaf in leaves(error)), key=lambda failure: _GRAVITY.index(failure[0]))
+
+
+def _fate(error: BaseException) -> Fate:
     if isinstance(error, EnvError):
-        return Fate.ENV_ERROR, error
+        return Fate.ENV_ERROR
     if isinstance(error, EngineError | PeerLost):
-        return Fate.ENGINE_ERROR, error
+        return Fate.ENGINE_ERROR
     if isinstance(error, ContextOverflow):
-        return Fate.TRUNCATED, error
-    return Fate.AGENT_ERROR, error
+        return Fate.TRUNCATED
+    return Fate.AGENT_ERROR
 
 
 def _describe(error: BaseException) -> str:

@@ -50,7 +50,7 @@ class Validator:
         if self._writer is not None:
             await asyncio.to_thread(self._writer.append, trajectories)
         judged = [o for o in outcomes if o.failure not in (Fate.ENV_ERROR, Fate.ENGINE_ERROR)]
-        versions = [branch.versions[branch.loss_mask == 1] for t in trajectories for branch in t.branches]
+        versions = [branch.trained_versions for t in trajectories for branch in t.branches]
         versions = [v for v in versions if v.size]
         return ValidationReport(
             accuracy=statistics.fmean([bool(o.reward and o.reward.solved) for o in judged] or [math.nan]),

@@ -10,6 +10,7 @@ from pathlib import Path
 from agentrl.config import RunConfig
 from agentrl.config.names import GROUP_BASELINES
 from agentrl.record import Batch, EngineError, Fate, Group, NoProgress, PeerLost, RolloutEnded, TrajectoryWriter
+from agentrl.record.errors import leaves
 from agentrl.record.protocols import Bucket, Engine, EngineStats, PublishReport, RolloutStatus, ValidationReport
 from agentrl.rollout.batch_metrics import RewardWindow, staleness_metrics
 from agentrl.rollout.buffer import Buffer
@@ -101,7 +102,8 @@ class RolloutWorker:
         try:
             await self._changed.wait_until(lambda: bool(self._ended) or failed() or not self._router.alive)
             if failed():
-                self._problem = _no_progress(dispatching.exception())
+                failures = leaves(dispatching.exception())
+                self._problem = next((str(error) for error in failures if isinstance(error, NoProgress)), "")
                 if not self._problem:
                     dispatching.result()
                 self._changed.notify()
@@ -232,10 +234,3 @@ class RolloutWorker:
         if missing > 0:
             return f"{missing} more finished groups ({running})"
         return f"the oldest groups, version {self._gate.oldest} ({running})"
-
-
-def _no_progress(error: BaseException | None) -> str:
-    """The message of a `NoProgress` behind a failure of the dispatcher; empty if it is another failure."""
-    if isinstance(error, BaseExceptionGroup):
-        return next(filter(None, map(_no_progress, error.exceptions)), "")
-    return str(error) if isinstance(error, NoProgress) else ""

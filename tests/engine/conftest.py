@@ -11,32 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from agentrl.engine.torch_engine import TorchEngine
 from agentrl.record.protocols import GenerateRequest
+from tests.support.models import random_model
 
 torch.set_num_threads(1)
 
 VOCABULARY = 97
-_SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 1024,
-    "initializer_range": 0.25,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-_CONFIGS = {
-    "qwen3": lambda: Qwen3Config(**_SHAPE, tie_word_embeddings=True),
-    "llama": lambda: LlamaConfig(**_SHAPE, tie_word_embeddings=False),
-}
 
 
 @pytest.fixture(scope="session")
@@ -44,8 +26,7 @@ def new_model() -> Callable[..., Any]:
     """`new_model(family="qwen3", seed=0)`: a random model whose distributions are far from uniform."""
 
     def build(family: str = "qwen3", seed: int = 0) -> Any:
-        torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(_CONFIGS[family](), dtype=torch.float32).eval()
+        return random_model(family, seed, vocab_size=VOCABULARY, max_position_embeddings=1024, initializer_range=0.25)
 
     return build
 
