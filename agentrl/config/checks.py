@@ -16,8 +16,12 @@ from agentrl.config.schema import RunConfig
 
 def find_problems(config: RunConfig) -> list[Problem]:
     """Everything that makes a well-typed configuration unfit to run, keys that would be ignored included."""
+    unnamed = [*_environment_names(config)]
+    if unnamed:  # their keys have no dotted names
+        return unnamed
     ignored = (problem for problem in ignored_keys(config) if given(config, problem.key))
-    return [*_names(config), *_rollout(config), *_validation(config), *_update(config), *_run(config), *ignored]
+    rules = (_tasks, _names, _sampling, _rollout, _validation, _update, _run)
+    return [*(problem for rule in rules for problem in rule(config)), *ignored]
 
 
 def _names(config: RunConfig) -> Iterator[Problem]:
@@ -91,13 +95,42 @@ def _lengths(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _tasks(config: RunConfig) -> Iterator[Problem]:
+    if not config.mixture:
+        yield Problem(
+            "data.train",
+            "is required",
+            "set it to a .jsonl or .parquet file, the hub id of a data set or package.module:function, or give "
+            "environments, each with its own",
+        )
+
+
+def _environment_names(config: RunConfig) -> Iterator[Problem]:
+    for name in config.environments:
+        if not name or "." in name:
+            yield Problem("environments", f"{name!r} is no name for an environment", "use a name without dots")
+
+
+def _sampling(config: RunConfig) -> Iterator[Problem]:
+    """Tokens that sampling can't choose have no log-prob under the policy that is trained."""
+    for key, value, all_tokens in (("top_p", config.rollout.top_p, 1), ("top_k", config.rollout.top_k, -1)):
+        if value != all_tokens:
+            yield Problem(
+                f"rollout.{key}",
+                f"is {value}: training episodes would be sampled from a truncated distribution, and which tokens it "
+                "left out is not recorded, so their log-probs could not be trained on",
+                f"set rollout.{key} to {all_tokens}; for held-out tasks set val.{key}",
+            )
+
+
 def _validation(config: RunConfig) -> Iterator[Problem]:
-    if config.trainer.test_freq > 0 and config.data.val is None:
+    if config.trainer.test_freq > 0 and not config.validates:
+        source = "environments.NAME.val" if config.environments else "data.val"
         yield Problem(
             "trainer.test_freq",
-            f"is {config.trainer.test_freq}, but data.val names no held-out tasks",
-            "set data.val, or trainer.test_freq to 0",
-            others=("data.val",),
+            f"is {config.trainer.test_freq}, but {source} names no held-out tasks",
+            f"set {source}, or trainer.test_freq to 0",
+            others=(source,),
         )
 
 

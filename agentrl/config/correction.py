@@ -96,8 +96,8 @@ class RolloutCorrectionConfig(BaseModel):
     )
     bypass_mode: bool = Field(
         default=False,
-        description="verl's name for `actor.proximal: bypass`: the recorded log-probs are the anchor and no "
-        "extra forward is made. Set by the bypass presets. Default false.",
+        description="verl's name for `actor.proximal`, and read as it: true is `bypass` (the recorded log-probs are "
+        "the anchor and no extra forward is made), false `recompute`. Set by the bypass presets. Default false.",
     )
     loss_type: Literal["ppo_clip", "reinforce"] = Field(
         default="ppo_clip",

@@ -6,6 +6,7 @@ from textwrap import fill
 from typing import Any
 
 from agentrl.config.errors import ConfigError, Problem
+from agentrl.config.importers import foreign_meaning
 from agentrl.config.keys import Key, children, keys, nearest_key
 from agentrl.config.schema import RunConfig
 from agentrl.config.yaml_text import to_inline_yaml
@@ -13,7 +14,7 @@ from agentrl.config.yaml_text import to_inline_yaml
 
 def explain(key: str = "") -> str:
     """What a key means: its docstring, type and default; for a section, the keys in it; without a key, all
-    sections.
+    sections; for a key of verl's or AReaL's, what it is here.
 
     Raises:
         ConfigError: there is no such key; the message names the nearest.
@@ -21,6 +22,9 @@ def explain(key: str = "") -> str:
     if not key:
         return _section_text("", RunConfig.__doc__ or "")
     found = keys().get(key)
+    meaning = foreign_meaning(key)
+    if meaning is not None:
+        return f"{key}\n\n{_wrapped(meaning)}\n"
     if found is None:
         near = nearest_key(key)
         fix = f"did you mean {near}?" if near else "`agentrl config explain` lists the sections"

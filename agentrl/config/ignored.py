@@ -3,49 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-from pydantic import BaseModel
+from typing import Any
 
 from agentrl.config.errors import Problem
-from agentrl.config.schema import RunConfig
+from agentrl.config.schema import MixedEnvironmentConfig, RunConfig
 
 _CORRECTION = "algorithm.rollout_correction"
 
 
 def given(config: RunConfig, key: str) -> bool:
     """Whether `key` was written in a file or override, and not left to its default."""
-    model: BaseModel = config
+    model: Any = config
     *sections, leaf = key.split(".")
     for section in sections:
-        model = getattr(model, section)
-    return leaf in model.model_fields_set
+        model = model[section] if isinstance(model, dict) else getattr(model, section)
+    return leaf in (model if isinstance(model, dict) else model.model_fields_set)
 
 
 def ignored_keys(config: RunConfig) -> list[Problem]:
     """The keys without effect under this configuration, given or not, each with the reason and the remedy."""
-    rules = (_data, _environment, _validation, _advantages, _correction, _update)
+    rules = (_single, _tasks, _environments, _sampling, _endings, _validation, _advantages, _correction, _update)
     return [problem for rule in rules for problem in rule(config)]
 
 
-def _data(config: RunConfig) -> Iterator[Problem]:
-    data = config.data
-    if not is_function(data.train):
-        yield _no_arguments("data.train", data.train)
-    if data.val is not None and not is_function(data.val):
-        yield _no_arguments("data.val", data.val)
-    if all(is_function(source) for source in (data.train, data.val) if source is not None):
-        for key in ("prompt_key", "answer_key"):
-            yield Problem(
-                f"data.{key}",
-                f"is about the rows of a file, but data.train = {data.train} is a function",
-                "remove it, and let the function return tasks with that prompt and answer",
-                others=("data.train",),
-            )
+def _single(config: RunConfig) -> Iterator[Problem]:
+    """What says in one place what `environments` says for each of several."""
+    if not config.environments:
+        return
+    name = next(iter(config.environments))
+    keys = ("train", "train_args", "val", "val_args", "prompt_key", "answer_key")
+    for key in (*(f"data.{key}" for key in keys), "agent", "env"):
+        own = f"environments.{name}.{key.removeprefix('data.')}"
+        yield Problem(
+            key,
+            "has no effect with environments, each of which has its own",
+            f"move it to {own}, or remove environments",
+            others=("environments",),
+        )
+
+
+def _parts(config: RunConfig) -> Iterator[tuple[str, str, MixedEnvironmentConfig]]:
+    """Each environment, with the prefixes of its keys about tasks, and of its sections `agent` and `env`."""
+    for name, part in config.mixture.items():
+        yield (f"environments.{name}.", f"environments.{name}.", part) if config.environments else ("data.", "", part)
+
+
+def _tasks(config: RunConfig) -> Iterator[Problem]:
+    for prefix, _, part in _parts(config):
+        train, val = f"{prefix}train", f"{prefix}val"
+        if is_file(part.train):
+            yield _no_arguments(train, part.train)
+        if part.val is None:
+            yield _no_held_out_tasks(f"{val}_args", val)
+        elif is_file(part.val):
+            yield _no_arguments(val, part.val)
+        if all(is_function(source) for source in (part.train, part.val) if source is not None):
+            for key in ("prompt_key", "answer_key"):
+                yield Problem(
+                    f"{prefix}{key}",
+                    f"is about the rows of a file, but {train} = {part.train} is a function",
+                    "remove it, and let the function return tasks with that prompt and answer",
+                    others=(train,),
+                )
 
 
 def is_function(source: str) -> bool:
-    """Whether a data source names a `package.module:function` rather than a file."""
-    return ":" in source and not source.endswith(".jsonl")
+    """Whether a data source names a `package.module:function`."""
+    return ":" in source and not is_file(source)
+
+
+def is_file(source: str) -> bool:
+    """Whether a data source names a file. What is neither that nor a function is the hub id of a data set."""
+    return source.endswith((".jsonl", ".parquet"))
 
 
 def _no_arguments(key: str, source: str) -> Problem:
@@ -57,29 +86,70 @@ def _no_arguments(key: str, source: str) -> Problem:
     )
 
 
-def _environment(config: RunConfig) -> Iterator[Problem]:
-    if config.env.cls is None:
+def _environments(config: RunConfig) -> Iterator[Problem]:
+    for _, prefix, part in _parts(config):
+        if part.env.cls is None:
+            yield Problem(
+                f"{prefix}env.args",
+                f"is given, but {prefix}env.cls names no environment",
+                f"set {prefix}env.cls to package.module:Class, or remove {prefix}env.args",
+                others=(f"{prefix}env.cls",),
+            )
+
+
+def _sampling(config: RunConfig) -> Iterator[Problem]:
+    if config.data.sampler is None:
         yield Problem(
-            "env.args",
-            "is given, but env.cls names no environment",
-            "set env.cls to package.module:Class, or remove env.args",
-            others=("env.cls",),
+            "data.sampler_args",
+            "is given, but data.sampler names no sampler",
+            "set data.sampler to package.module:Class, or remove data.sampler_args",
+            others=("data.sampler",),
+        )
+    else:
+        yield Problem(
+            "data.shuffle",
+            f"has no effect with data.sampler = {config.data.sampler}, which decides on the order",
+            "remove it, or remove data.sampler",
+            others=("data.sampler",),
+        )
+
+
+def _endings(config: RunConfig) -> Iterator[Problem]:
+    keys = ("on_agent_error", "on_timeout", "on_truncation")
+    if all(getattr(config.rollout, key) != "score" for key in keys):
+        yield Problem(
+            "rollout.unscored_reward",
+            f"has no effect: {', '.join(f'rollout.{key}' for key in keys)} leave out what nobody judged",
+            "set one of them to score, or remove it",
+            others=tuple(f"rollout.{key}" for key in keys),
         )
 
 
 def _validation(config: RunConfig) -> Iterator[Problem]:
-    if config.data.val is not None:
+    if config.validates:
+        if config.val.temperature == 0:
+            for key in ("val.top_p", "val.top_k"):
+                yield Problem(
+                    key,
+                    "has no effect with val.temperature = 0: the most likely token is taken",
+                    f"set val.temperature above 0, or remove {key}",
+                    others=("val.temperature",),
+                )
         return
-    keys = ["data.val_args", "val.n", "val.temperature", "val.limit"]
+    keys = [f"val.{key}" for key in ("n", "temperature", "top_p", "top_k", "limit")]
     if config.trainer.val_before_train:  # false without held-out tasks is no mistake
         keys.append("trainer.val_before_train")
     for key in keys:
-        yield Problem(
-            key,
-            "has no effect: data.val names no held-out tasks",
-            f"set data.val, or remove {key}",
-            others=("data.val",),
-        )
+        yield _no_held_out_tasks(key, "environments.NAME.val" if config.environments else "data.val")
+
+
+def _no_held_out_tasks(key: str, source: str) -> Problem:
+    return Problem(
+        key,
+        f"has no effect: {source} names no held-out tasks",
+        f"set {source}, or remove {key}",
+        others=(source,),
+    )
 
 
 def _advantages(config: RunConfig) -> Iterator[Problem]:
@@ -121,7 +191,7 @@ def _correction(config: RunConfig) -> Iterator[Problem]:
             "set actor.proximal to bypass, or remove loss_type",
             others=("actor.proximal",),
         )
-    if correction.bypass_mode != bypass:  # verl's name for the same choice
+    if correction.bypass_mode != bypass:  # verl's name for the same choice, and read as it; see verl_names.py
         wanted = "bypass" if correction.bypass_mode else "recompute"
         yield Problem(
             f"{_CORRECTION}.bypass_mode",

@@ -1,10 +1,13 @@
-"""The keys of `RunConfig` by their dotted names: listing, typing in words, and the nearest to a misspelt one."""
+"""The keys of `RunConfig` by their dotted names: listing, typing in words, and the nearest to a misspelt one.
+
+Where the user chooses the name of a section (`environments.math`), the keys are listed under `NAME`.
+"""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -19,6 +22,8 @@ _NEAR = 0.6
 """Similarity from which a known key is worth suggesting, as in `difflib.get_close_matches`."""
 _SAME_SECTION = 0.1
 """A key of the section that was written in wins over one that is spelt about as close elsewhere."""
+_NAMED = "NAME"
+"""Stands for the name of a section that the user chose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,8 @@ class Key:
     field: FieldInfo
     section: type[BaseModel] | None
     """The model of a section, None for a field."""
+    holds_sections: bool = False
+    """Whether it is a mapping from names of the user's to sections."""
 
     @property
     def doc(self) -> str:
@@ -43,10 +50,40 @@ class Key:
         return describe_type(self.field.annotation, self.field.metadata)
 
 
+class Keys(Mapping[str, Key]):
+    """Every section and field by its dotted name, in the order of the schema; found under users' names too."""
+
+    def __init__(self, found: Iterator[Key]) -> None:
+        self._keys = {key.name: key for key in found}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, name: str) -> Key:
+        return replace(self._keys[_listed(name)], name=name)
+
+
 @lru_cache(maxsize=1)
-def keys() -> Mapping[str, Key]:
-    """Every section and field of a configuration by its dotted name, in the order of the schema."""
-    return types.MappingProxyType({key.name: key for key in _walk(RunConfig, "")})
+def keys() -> Keys:
+    """The keys of a run's configuration."""
+    return Keys(_walk(RunConfig, ""))
+
+
+@lru_cache(maxsize=1)
+def _name_holders() -> tuple[str, ...]:
+    return tuple(key.name for key in _walk(RunConfig, "") if key.holds_sections)
+
+
+def _listed(name: str) -> str:
+    """The name under which a key is listed: the user's own name of a section replaced."""
+    for holder in _name_holders():
+        own, dot, rest = name.removeprefix(f"{holder}.").partition(".")
+        if own and name.startswith(f"{holder}."):
+            return f"{holder}.{_NAMED}{dot}{rest}"
+    return name
 
 
 def known_keys() -> tuple[str, ...]:
@@ -56,8 +93,9 @@ def known_keys() -> tuple[str, ...]:
 
 def children(name: str) -> list[Key]:
     """The keys directly below a section; of the whole configuration for an empty name."""
-    prefix = f"{name}." if name else ""
-    return [key for key in keys().values() if key.name.rpartition(".")[0] == prefix.removesuffix(".")]
+    listed = _listed(name)
+    found = [key for key in keys().values() if key.name.rpartition(".")[0] == listed]
+    return [replace(key, name=f"{name}{key.name.removeprefix(listed)}") for key in found]
 
 
 def nearest_key(name: str) -> str | None:
@@ -103,9 +141,14 @@ def allows_bool(annotation: Any) -> bool:
 def _walk(model: type[BaseModel], prefix: str) -> Iterator[Key]:
     for name, field in model.model_fields.items():
         section = _section(field.annotation)
-        yield Key(prefix + name, field, section)
+        named = _section(get_args(field.annotation)[1]) if get_origin(field.annotation) is dict else None
+        yield Key(prefix + name, field, section, holds_sections=named is not None)
         if section is not None:
             yield from _walk(section, f"{prefix}{name}.")
+        if named is not None:
+            inner = f"{prefix}{name}.{_NAMED}"
+            yield Key(inner, FieldInfo(annotation=named, default_factory=dict), named)
+            yield from _walk(named, f"{inner}.")
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:

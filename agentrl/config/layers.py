@@ -54,15 +54,16 @@ class LayerReader:
         self.incomplete = False
         """Whether a layer is missing, so that checking the rest would blame the wrong keys."""
 
-    def read(self, source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Layer:
-        """Merge `source` (a YAML file, or a mapping with the same keys), what it extends, and `overrides`."""
+    def read(self, source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> list[Layer]:
+        """The layers of `source` (a YAML file, or a mapping with the same keys), what it extends, and `overrides`; the
+        last counts most."""
         if isinstance(source, Mapping):
-            layer = self._extended(Layer(_merge({}, source)), Path.cwd(), ())
+            layers = self._extended(Layer(_merge({}, source)), Path.cwd(), ())
         else:
-            layer = self._file(Path(source), ())
-        return self._overrides(overrides).over(layer)
+            layers = self._file(Path(source), ())
+        return [*layers, *self._overrides(overrides)]
 
-    def _overrides(self, overrides: Sequence[str]) -> Layer:
+    def _overrides(self, overrides: Sequence[str]) -> list[Layer]:
         layer = Layer()
         for text in overrides:
             layer = self._override(text).over(layer)
@@ -71,7 +72,7 @@ class LayerReader:
     def _override(self, text: str) -> Layer:
         """The layer of one `dotted.key=value`."""
         key, equals, value_text = text.partition("=")
-        path = key.strip().split(".")
+        path = key.strip().lstrip("+").split(".")  # Hydra's + is said of keys that its own schema does not have
         if not equals or not all(path):
             self._unreadable(text, "an override is a dotted key, `=` and a value", "write e.g. actor.optim.lr=1e-6")
             return Layer()
@@ -85,27 +86,27 @@ class LayerReader:
             values = {name: values}
         return Layer(values, origins)
 
-    def _file(self, path: Path, chain: tuple[Path, ...]) -> Layer:
-        """The layer of a file and all that it extends; `chain` holds the files that led here."""
+    def _file(self, path: Path, chain: tuple[Path, ...]) -> list[Layer]:
+        """The layers of a file and all that it extends; `chain` holds the files that led here."""
         real = path.resolve()
         if real in chain:
             names = " -> ".join(_short(link) for link in (*chain[chain.index(real) :], real))
             self._unreadable(_short(path), f"`extends` runs in a circle: {names}", "remove one of these links")
-            return Layer()
+            return []
         try:
             document = parse_yaml(path.read_text(encoding="utf-8"))
         except OSError as error:
             fix = "name an existing YAML file; the path is relative to the current folder"
             self._unreadable(str(path), f"cannot be read: {error.strerror}", fix)
-            return Layer()
+            return []
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             self._unreadable(_short(path), f"not a YAML file: {_describe(error)}", "correct the file at this place")
-            return Layer()
+            return []
         values = {} if document.value is None else document.value
         if not isinstance(values, dict):
             reason = f"expected sections such as `rollout:`; the file holds a {type(values).__name__}"
             self._unreadable(_short(path), reason, "write `section:` and below it, indented, `key: value`")
-            return Layer()
+            return []
         for keys, first, second in document.duplicates:
             origin = f"{_short(path)}, line {second}"
             reason = f"given twice: on line {first} and on line {second}"
@@ -113,15 +114,15 @@ class LayerReader:
         origins = {".".join(keys): f"{_short(path)}, line {line}" for keys, line in document.lines.items()}
         return self._extended(Layer(values, origins), path.parent, (*chain, real))
 
-    def _extended(self, layer: Layer, folder: Path, chain: tuple[Path, ...]) -> Layer:
-        """`layer` over the files that its `extends` names, which are relative to `folder` or presets."""
+    def _extended(self, layer: Layer, folder: Path, chain: tuple[Path, ...]) -> list[Layer]:
+        """`layer` after the files that its `extends` names, which are relative to `folder` or presets."""
         names = layer.values.pop("extends", None)
         names = [names] if isinstance(names, str) else names or []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             reason = f"expected a path or a preset, or a list of them; got {names!r}"
             self._unreadable("extends", reason, "write e.g. extends: [modes/async_stale]", layer.origin("extends"))
-            return layer
-        base = Layer()
+            return [layer]
+        bases: list[Layer] = []
         for name in names:
             path = _find(name, folder)
             if path is None:
@@ -131,8 +132,8 @@ class LayerReader:
                 fix = f"{hint}presets: {', '.join(preset_names())}"
                 self._unreadable("extends", reason, fix, layer.origin("extends"))
             else:
-                base = self._file(path, chain).over(base)
-        return layer.over(base)
+                bases += self._file(path, chain)
+        return [*bases, layer]
 
     def _unreadable(self, key: str, reason: str, fix: str, origin: str = "") -> None:
         self.problems.append(Problem(key, reason, fix, origin))

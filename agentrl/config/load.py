@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.errors import ConfigError
-from agentrl.config.layers import LayerReader
+from agentrl.config.importers import Importer
+from agentrl.config.layers import Layer, LayerReader
+from agentrl.config.notes import remember_translations
 from agentrl.config.schema import RunConfig
 from agentrl.config.validate import validate
 
 
 def load_config(path: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
     """Read a configuration, resolve what it extends, apply overrides, and check all of it.
+
+    Keys under verl's or AReaL's names are translated; `config_notes` says which.
 
     Args:
         path: a YAML file, or a mapping with the same keys. `extends:` in it names files (relative to the file
@@ -25,14 +29,13 @@ def load_config(path: str | Path | Mapping[str, Any], overrides: Sequence[str] =
     Raises:
         ConfigError: with every problem found: the key, where it was written, the reason and the fix.
     """
-    reader = LayerReader()
-    layer = reader.read(path, overrides)
+    reader, importer = LayerReader(), Importer()
+    layers = reader.read(path, overrides)
     if reader.incomplete:
         raise ConfigError(reader.problems)
-    try:
-        config = validate(layer)
-    except ConfigError as error:
-        raise ConfigError([*reader.problems, *error.problems]) from None
-    if reader.problems:
-        raise ConfigError(reader.problems)
+    merged = Layer()
+    for layer in layers:
+        merged = importer.translate(layer).over(merged)
+    config = validate(merged, [*reader.problems, *importer.problems])
+    remember_translations(config, importer.notes)
     return config

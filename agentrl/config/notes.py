@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import floor
 
 from agentrl.config.correction import RolloutCorrectionConfig
@@ -11,7 +11,29 @@ from agentrl.config.schema import RunConfig
 
 def config_notes(config: RunConfig) -> list[str]:
     """What this configuration amounts to, one line each; lines that start with `warning:` deserve a second look."""
-    return [*_policies(config), _correction(config), _staleness(config), *_length(config), *_unclipped(config)]
+    return [
+        *_translations(config),
+        *_policies(config),
+        _correction(config),
+        _staleness(config),
+        *_length(config),
+        *_unclipped(config),
+    ]
+
+
+def remember_translations(config: RunConfig, lines: Sequence[str]) -> None:
+    """Keeps with a configuration which of its keys were written under other names.
+
+    It is no field: two configurations are equal, and written to a file alike, whatever names they were given in.
+    """
+    vars(config)[_TRANSLATIONS] = tuple(lines)
+
+
+_TRANSLATIONS = "translations"
+
+
+def _translations(config: RunConfig) -> tuple[str, ...]:
+    return vars(config).get(_TRANSLATIONS, ())
 
 
 def _policies(config: RunConfig) -> Iterator[str]:
@@ -55,8 +77,8 @@ def _staleness(config: RunConfig) -> str:
 def _length(config: RunConfig) -> Iterator[str]:
     if config.trainer.total_steps is None and config.trainer.total_epochs is None:
         yield "length: 1 pass over the training tasks (neither trainer.total_steps nor trainer.total_epochs given)"
-    if config.data.val is None:
-        yield "validation: none (data.val not given)"
+    if not config.validates:
+        yield f"validation: none ({'environments.NAME.val' if config.environments else 'data.val'} not given)"
 
 
 def _unclipped(config: RunConfig) -> Iterator[str]:

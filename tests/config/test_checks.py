@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl.config import ConfigError, Problem, load_config
+from agentrl.config import ConfigError, Problem, config_notes, dump_yaml, load_config
 
 FILE = {"train": "t.jsonl"}
 FUNCTION = {"train": "my.tasks:load"}
@@ -41,13 +42,15 @@ def refused(data: dict[str, Any], *overrides: str) -> Problem:
             "rollout.filter_zero_variance=false",
         ),
         (["trainer.test_freq=5"], ["trainer.test_freq", "data.val"], "data.val=held_out.jsonl"),
+        (["rollout.top_p=0.9"], ["rollout.top_p", "val.top_p"], "rollout.top_p=1"),
+        (["rollout.top_k=50"], ["rollout.top_k", "val.top_k"], "rollout.top_k=-1"),
         (
             ["data.max_response_length=2000"],
             ["rollout.max_model_len", "data.max_prompt_length", "data.max_response_length"],
             "rollout.max_model_len=3024",
         ),
         (
-            ["algorithm.rollout_correction.bypass_mode=true"],
+            ["algorithm.rollout_correction.bypass_mode=true", "actor.proximal=recompute"],
             ["algorithm.rollout_correction.bypass_mode", "actor.proximal"],
             "actor.proximal=bypass",
         ),
@@ -123,7 +126,21 @@ NO_VALIDATION = {"train": "t.jsonl"}
         (FUNCTION, ["data.prompt_key=question"], "data.prompt_key", "data.train"),
         (FUNCTION, ["data.answer_key=solution"], "data.answer_key", "data.train"),
         (FILE, ["env.args={size: 3}"], "env.args", "env.cls"),
+        ({"train": "t.parquet"}, ["data.train_args={a: 1}"], "data.train_args", "data.train"),
+        (FILE, ["data.sampler_args={a: 1}"], "data.sampler_args", "data.sampler"),
+        (FILE, ["data.sampler=a:B", "data.shuffle=true"], "data.shuffle", "data.sampler"),
+        (
+            FILE,
+            ["rollout.on_truncation=exclude", "rollout.unscored_reward=-1"],
+            "rollout.unscored_reward",
+            "rollout.on_truncation",
+        ),
         (FILE, ["val.limit=10"], "val.limit", "data.val"),
+        (FILE, ["val.temperature=0.6"], "val.temperature", "data.val"),
+        (FILE, ["val.top_p=0.9"], "val.top_p", "data.val"),
+        (FILE, ["val.top_k=9"], "val.top_k", "data.val"),
+        (FILE, ["data.val=v.jsonl", "val.temperature=0", "val.top_p=0.9"], "val.top_p", "val.temperature"),
+        (FILE, ["data.val=v.jsonl", "val.temperature=0", "val.top_k=9"], "val.top_k", "val.temperature"),
         (FILE, ["val.n=2"], "val.n", "data.val"),
         (FILE, ["trainer.val_before_train=true"], "trainer.val_before_train", "data.val"),
         (FILE, ["actor.optim.min_lr_ratio=0.1"], "actor.optim.min_lr_ratio", "actor.optim.lr_scheduler_type"),
@@ -161,9 +178,102 @@ def test_keys_without_effect_are_refused_and_name_the_cause(
         ["data.train=my.tasks:load", "data.val=v.jsonl", "data.prompt_key=question"],
         ["env.cls=a:B", "env.args={size: 3}"],
         ["trainer.val_before_train=false"],
+        ["data.train=owner/name", "data.train_args={split: train}", "data.prompt_key=question"],
+        ["data.sampler=a:B", "data.sampler_args={a: 1}"],
+        ["rollout.unscored_reward=-1"],
+        ["rollout.on_truncation=exclude", "rollout.on_timeout=score", "rollout.unscored_reward=-1"],
+        ["rollout.top_p=1", "rollout.top_k=-1", "rollout.max_attempts=3"],
+        ["data.val=v.jsonl", "val.temperature=0.6", "val.top_p=0.9", "val.top_k=20"],
         ["data.val=v.jsonl", "val.limit=10", "trainer.test_freq=5"],
         ["trainer.total_steps=9", "actor.optim.lr_scheduler_type=cosine", "actor.optim.min_lr_ratio=0.1"],
     ],
 )
 def test_keys_with_an_effect_are_taken(overrides: list[str]) -> None:
     load_config({"data": FILE}, overrides)
+
+
+MATHS: dict[str, Any] = {"train": "my.tasks:load", "train_args": {"split": "a"}, "env": {"cls": "a:B"}}
+CODE: dict[str, Any] = {"train": "code.jsonl", "val": "held_out.jsonl", "prompt_key": "question", "weight": 2}
+
+
+class TestEnvironments:
+    """Several environments: each has keys of its own, under the same rules."""
+
+    def refused(self, environments: dict[str, Any], **sections: Any) -> Problem:
+        with pytest.raises(ConfigError) as caught:
+            load_config({"environments": environments, **sections})
+        [problem] = caught.value.problems
+        return problem
+
+    def test_keys_with_an_effect_are_taken_and_dumped(self, tmp_path: Path) -> None:
+        config = load_config({"environments": {"maths": MATHS, "code": CODE}}, ["trainer.test_freq=3", "val.limit=9"])
+        path = tmp_path / "config.yaml"
+        path.write_text(dump_yaml(config))
+        assert load_config(path) == config
+        assert not any(note.startswith("validation: none") for note in config_notes(config))
+
+    @pytest.mark.parametrize(
+        ("part", "key", "cause"),
+        [
+            ({"train": "t.jsonl", "train_args": {"a": 1}}, "train_args", "train"),
+            ({"train": "t.jsonl", "val": "v.parquet", "val_args": {"a": 1}}, "val_args", "val"),
+            ({"train": "t.jsonl", "val_args": {"a": 1}}, "val_args", "val"),
+            ({"train": "a:load", "prompt_key": "question"}, "prompt_key", "train"),
+            ({"train": "t.jsonl", "env": {"args": {"a": 1}}}, "env.args", "env.cls"),
+        ],
+    )
+    def test_the_rules_are_those_of_a_single_one(self, part: dict[str, Any], key: str, cause: str) -> None:
+        problem = self.refused({"maths": MATHS, "other": part})
+        assert problem.key == f"environments.other.{key}"
+        assert f"environments.other.{cause}" in problem.reason + problem.fix
+
+    @pytest.mark.parametrize(
+        ("section", "values", "key"),
+        [
+            ("data", {"train": "t.jsonl"}, "data.train"),
+            ("data", {"val": "t.jsonl"}, "data.val"),
+            ("data", {"prompt_key": "question"}, "data.prompt_key"),
+            ("data", {"answer_key": None}, "data.answer_key"),
+            ("data", {"train_args": {"a": 1}}, "data.train_args"),
+            ("data", {"val_args": {"a": 1}}, "data.val_args"),
+            ("agent", {"loop": "a:B"}, "agent"),
+            ("env", {"cls": "a:B", "args": {"a": 1}}, "env"),
+        ],
+    )
+    def test_what_each_has_for_itself_is_not_said_once_more(
+        self, section: str, values: dict[str, Any], key: str
+    ) -> None:
+        problem = self.refused({"maths": MATHS}, **{section: values})
+        assert (problem.key, problem.others) == (key, ("environments",))
+        assert "environments.maths." in problem.fix
+
+    def test_validation_needs_held_out_tasks_of_any_of_them(self) -> None:
+        problem = self.refused({"maths": MATHS}, trainer={"test_freq": 2})
+        assert problem.key == "trainer.test_freq" and "environments.NAME.val" in problem.fix
+        problem = self.refused({"maths": MATHS}, val={"top_p": 0.5})
+        assert problem.key == "val.top_p"
+
+    def test_a_name_has_no_dots(self) -> None:
+        assert self.refused({"ma.ths": {"train": "t.jsonl"}}).key == "environments"
+
+    def test_problems_name_the_environments_own_key(self) -> None:
+        found = self.refused({"maths": {"train": "t.jsonl", "weight": 0}})
+        assert (found.key, "above 0" in found.reason) == ("environments.maths.weight", True)
+        found = self.refused({"maths": {"train": "t.jsonl", "wieght": 1}})
+        assert found.key == "environments.maths.wieght" and "weight" in found.fix
+        assert self.refused({"maths": {}}).key == "environments.maths.train"
+
+
+def test_bypass_by_verls_name_alone_is_a_choice() -> None:
+    config = load_config({"data": FILE}, ["algorithm.rollout_correction.bypass_mode=true"])
+    assert config.actor.proximal == "bypass"
+    config = load_config({"data": FILE}, ["algorithm.rollout_correction.bypass_mode=false"])
+    assert config.actor.proximal == "recompute"
+
+
+@pytest.mark.parametrize("source", [{}, {"environments": {}}, {"data": {"prompt_key": "question"}}])
+def test_tasks_are_asked_for(source: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(source)
+    [problem] = caught.value.problems
+    assert problem.key == "data.train" and "environments" in problem.fix

@@ -30,6 +30,16 @@ def test_show_prints_a_file_that_loads_back(run_file: Path, tmp_path: Path) -> N
     assert "policies:" in result.stderr
 
 
+def test_show_says_what_was_translated(run_file: Path) -> None:
+    result = runner.invoke(
+        app, ["show", str(run_file), "actor_rollout_ref.rollout.n=4", "actor.use_decoupled_loss=true"]
+    )
+    assert result.exit_code == 0
+    assert "translated: actor_rollout_ref.rollout.n -> rollout.n: 4\n" in result.stderr
+    assert "translated: actor.use_decoupled_loss -> actor.proximal: recompute\n" in result.stderr
+    assert "actor_rollout_ref" not in result.stdout and "use_decoupled_loss" not in result.stdout
+
+
 def test_show_reports_problems_without_a_traceback(run_file: Path) -> None:
     result = runner.invoke(app, ["show", str(run_file), "rollout.max_head_offpolicynes=2"])
     assert result.exit_code == 2
@@ -48,6 +58,12 @@ def test_explain_describes_a_key() -> None:
     result = runner.invoke(app, ["explain", "rollout.n"])
     assert result.exit_code == 0
     assert "integer, at least 1" in result.stdout
+
+
+def test_explain_knows_names_of_others() -> None:
+    assert "verl's name for rollout.n" in runner.invoke(app, ["explain", "actor_rollout_ref.rollout.n"]).stdout
+    assert "actor.proximal" in runner.invoke(app, ["explain", "actor.use_decoupled_loss"]).stdout
+    assert "no counterpart" in runner.invoke(app, ["explain", "actor.reward_norm"]).stdout
 
 
 def test_explain_of_an_unknown_key_fails_with_the_nearest() -> None:

@@ -121,7 +121,12 @@ def test_the_message_names_key_reason_and_fix() -> None:
         ("rollout", None, "rollout", "expected a section with keys; got nothing"),
         ("rollout", [1], "rollout", "got [1] (list)"),
         ("trainer", {"logger": "tensorboard"}, "trainer.logger", "expected list of tensorboard"),
-        ("async_training", {"on_stale": "wiat"}, "async_training.on_stale", "expected one of wait, drop, train"),
+        (
+            "async_training",
+            {"on_stale": "wiat"},
+            "async_training.on_stale",
+            "expected one of wait, drop, requeue, mask, train",
+        ),
         (
             "algorithm",
             {"rollout_correction": {"rollout_is_threshold": [5, 0.5]}},
