@@ -7,7 +7,7 @@ from agentrl.algorithm.group import GroupScores, group_scores
 from agentrl.algorithm.kl import kl_penalty
 from agentrl.algorithm.layout import Layout
 from agentrl.algorithm.loss import LossConfig, policy_loss
-from agentrl.algorithm.metrics import MAXIMA, Metrics, merge, summarise
+from agentrl.algorithm.metrics import MAXIMA, Metrics, mean_pair, merge, summarise
 from agentrl.algorithm.proximal import proximal_logp
 from agentrl.algorithm.registry import Registry, UnknownNameError
 
@@ -27,6 +27,7 @@ __all__ = [
     "compute_advantages",
     "group_scores",
     "kl_penalty",
+    "mean_pair",
     "merge",
     "policy_loss",
     "proximal_logp",

@@ -18,6 +18,7 @@ from agentrl.algorithm import (
     Metrics,
     Totals,
     compute_advantages,
+    mean_pair,
     merge,
     policy_loss,
     rollout_correction,
@@ -27,8 +28,9 @@ from agentrl.config import RunConfig
 from agentrl.device import get_device
 from agentrl.record import Batch, Branch
 from agentrl.trainer.optimiser import Optimiser
-from agentrl.trainer.packed_attention import PACKED_ATTENTION, PackedRows
+from agentrl.trainer.packed_attention import PACKED_ATTENTION
 from agentrl.trainer.packing import TrainingData, pack
+from agentrl.trainer.token_logprobs import TokenLogProbs
 
 
 class Actor:
@@ -47,6 +49,7 @@ class Actor:
         # Rollout and training must be the same function of the weights: no dropout.
         model.eval()
         self.model = model
+        self._token_log_probs = TokenLogProbs(model)
         self.forwards: Counter[str] = Counter()
         self._config = config
         self._max_tokens = config.actor.ppo_max_token_len_per_gpu
@@ -74,7 +77,9 @@ class Actor:
             the trainer's part of the metrics row.
         """
         data = TrainingData.from_groups(batch.groups, self._config.actor.ppo_mini_batch_size)
-        data = data.with_columns(advantages=self._advantages(data)).to(self.model.device)
+        # Group statistics are those of all tokens; what is too old to be trained is masked after them.
+        data = data.with_columns(advantages=self._advantages(data)).trained_from(batch.min_version)
+        data = data.to(self.model.device)
         if self._config.actor.proximal == "recompute":
             data = data.with_columns(prox_logp=self._proximal(data))
         self.forwards["train"] += 1
@@ -96,25 +101,17 @@ class Actor:
                 "actor/grad_norm": sum(taken) / len(taken) if taken else 0.0,
                 "actor/skipped_steps": float(len(norms) - len(taken)),
                 "actor/lr": lr,
-                "tokens/packed": float(sum(len(sequence.branch.token_ids) for sequence in data.sequences)),
+                "tokens/packed": float(sum(len(sequence.branch.token_ids) for sequence in data.trained_sequences)),
             }
         )
 
     def log_probs(self, branches: Sequence[Branch]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs of the branches' trained tokens, `[1, N]` in float32 nats, and the logits they come from, `[N, V]`,
-        both under the temperature each token was sampled at. No other token's logits are computed."""
+        """Log-probs of the branches' trained tokens and entropies (without gradient) of the distributions they come
+        from, both `[1, N]` in float32 nats, under the temperature each token was sampled at."""
         packed = pack(branches, self.model.device)
         with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._autocast):
-            logits = self.model(
-                input_ids=packed.token_ids,
-                position_ids=packed.positions,
-                logits_to_keep=packed.predicting,
-                use_cache=False,
-                packed_rows=PackedRows(packed.lengths),
-            ).logits[0]
-        logits = logits.float() / packed.temperatures[:, None]
-        chosen = logits.gather(-1, packed.targets[:, None])[:, 0]
-        return (chosen - logits.logsumexp(-1))[None], logits
+            logp, entropy = self._token_log_probs(packed)
+        return logp[None], entropy[None]
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights to publish in the engines' type, tied ones once. Every rank advances it: gathering shards is a
@@ -142,14 +139,12 @@ class Actor:
 
     @torch.no_grad()
     def _proximal(self, data: TrainingData) -> torch.Tensor:
-        """Log-probs under the weights at the start of the step, `[1, N]`."""
+        """Log-probs under the weights at the start of the step, `[1, N]`; 0 for sequences that are not trained."""
         self.forwards["proximal"] += 1
-        pieces = [*data.micro_batches(self._max_tokens)]
-        computed = [self.log_probs([data.sequences[i].branch for i in piece])[0] for piece in pieces]
-        order = [i for piece in pieces for i in piece]
-        shuffled = data.select(order).with_columns(logp=torch.cat(computed, dim=1))
-        place = {index: position for position, index in enumerate(order)}
-        return shuffled.select([place[index] for index in range(len(order))])["logp"]
+        proximal = torch.zeros_like(data["behav_logp"])
+        for piece in data.micro_batches(self._max_tokens):
+            proximal[:, data.tokens_of(piece)] = self.log_probs([data.sequences[i].branch for i in piece])[0]
+        return proximal
 
     def _gradients(self, mini_batch: TrainingData) -> list[Metrics]:
         """Accumulates the gradients of one optimiser step; all denominators are those of the whole step."""
@@ -162,7 +157,7 @@ class Actor:
             mini_batch = mini_batch.with_columns(weights=correction.weights, kept=correction.mask)
         for indices in mini_batch.micro_batches(self._max_tokens):
             micro = mini_batch.select(indices)
-            logp, logits = self.log_probs([sequence.branch for sequence in micro.sequences])
+            logp, entropy = self.log_probs([sequence.branch for sequence in micro.sequences])
             if "prox_logp" in micro.columns:
                 correction = Correction(micro.columns.get("weights"), micro["kept"], {})
             else:
@@ -183,7 +178,8 @@ class Actor:
                 totals=totals,
             )
             loss.backward()
-            parts += [metrics, {"actor/loss": (loss.detach(), zero), "actor/entropy": _entropy(logits)}]
+            own = {"actor/loss": (loss.detach(), zero), "actor/entropy": mean_pair(entropy, micro.mask != 0)}
+            parts += [metrics, own]
         return parts
 
     def _correct(self, data: TrainingData, prox_logp: torch.Tensor) -> Correction:
@@ -194,17 +190,6 @@ class Actor:
             config=self._config.algorithm.rollout_correction,
             layout=data.layout,
         )
-
-
-@torch.no_grad()
-def _entropy(logits: torch.Tensor, rows: int = 1024) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum of the entropies (nats) of distributions given by `logits` `[N, V]`, and N; some rows at a time, since the
-    probabilities of all of them would be as large as the logits."""
-    total = logits.new_zeros(())
-    for part in logits.detach().split(rows):
-        normaliser = part.logsumexp(-1)
-        total += (normaliser - ((part - normaliser[:, None]).exp() * part).sum(-1)).sum()
-    return total, logits.new_tensor(float(len(logits)))
 
 
 def _loss_scale(config: RunConfig) -> float | None:

@@ -22,6 +22,7 @@ class TrainingSequence:
         reward: of the episode, with the turn rewards of its other branches; those of its own turns come on top. So
             every branch carries all that the episode earned.
         episode_tokens: trained tokens of the whole episode.
+        trained: whether any of its tokens is.
     """
 
     branch: Branch
@@ -30,6 +31,7 @@ class TrainingSequence:
     mini_batch: int
     reward: float
     episode_tokens: int
+    trained: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class TrainingData:
     Attributes:
         columns: tensors `[1, N]`, the trained tokens of all sequences one after the other. From the start:
             `behav_logp` (recorded at sampling), `token_rewards` (the outcome stands on a sequence's last trained
-            token, a turn's own reward on the turn's last) and `versions`.
+            token, a turn's own reward on the turn's last) and `versions`. `mask`, where there is one, is 0 at tokens
+            that are not trained after all.
     """
 
     sequences: list[TrainingSequence]
@@ -80,8 +83,13 @@ class TrainingData:
 
     @property
     def mask(self) -> torch.Tensor:
-        """Ones `[1, N]`: every token here is trained."""
-        return torch.ones_like(self.columns["behav_logp"])
+        """`[1, N]`, 1 at tokens that are trained."""
+        return self.columns.get("mask", torch.ones_like(self.columns["behav_logp"]))
+
+    @property
+    def trained_sequences(self) -> list[TrainingSequence]:
+        """Those with a token that is trained."""
+        return [sequence for sequence in self.sequences if sequence.trained]
 
     @property
     def layout(self) -> Layout:
@@ -103,17 +111,35 @@ class TrainingData:
         """The same sequences with further columns; None adds nothing."""
         return replace(self, columns=self.columns | {k: v for k, v in columns.items() if v is not None})
 
+    def trained_from(self, min_version: int | None) -> TrainingData:
+        """The same data, its tokens sampled under an older version than this not trained; None trains all."""
+        if min_version is None:
+            return self
+        mask = (self.columns["versions"] >= min_version).to(self.columns["behav_logp"].dtype)
+        layout = replace(self.layout, episode_tokens=None)
+        own, episodes = (counts.long().tolist() for counts in (layout.counts(mask), layout.episode_counts(mask)))
+        sequences = [
+            replace(sequence, trained=tokens > 0, episode_tokens=episode_tokens)
+            for sequence, tokens, episode_tokens in zip(self.sequences, own, episodes, strict=True)
+        ]
+        return TrainingData(sequences, self.columns | {"mask": mask})
+
     def to(self, device: torch.device) -> TrainingData:
         """The same data with its columns on a device."""
         return replace(self, columns={name: column.to(device) for name, column in self.columns.items()})
 
     def select(self, indices: Sequence[int]) -> TrainingData:
         """Some of the sequences, in the order of `indices`."""
+        tokens = self.tokens_of(indices)
+        columns = {name: column[:, tokens] for name, column in self.columns.items()}
+        return TrainingData([self.sequences[i] for i in indices], columns)
+
+    def tokens_of(self, indices: Sequence[int]) -> torch.Tensor:
+        """Where in the columns the tokens of some sequences are, long `[n]`."""
         counts = np.array([sequence.branch.trained_tokens for sequence in self.sequences])
         starts = np.cumsum(counts) - counts
-        tokens = torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in indices]))
-        columns = {name: column[:, tokens.to(column.device)] for name, column in self.columns.items()}
-        return TrainingData([self.sequences[i] for i in indices], columns)
+        places = np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in indices])
+        return torch.from_numpy(places).to(self.columns["behav_logp"].device)
 
     def mini_batches(self) -> Iterator[TrainingData]:
         """What each optimiser step of the batch trains."""
@@ -121,18 +147,20 @@ class TrainingData:
             yield self.select([i for i, sequence in enumerate(self.sequences) if sequence.mini_batch == number])
 
     def micro_batches(self, max_tokens: int) -> Iterator[list[int]]:
-        """Splits the sequences into pieces of at most `max_tokens` tokens each, or of one longer sequence; yields
-        their indices. Sequences of similar length come together, so that attention pads little."""
+        """Splits the trained sequences into pieces of at most `max_tokens` tokens each, or of one longer sequence;
+        yields their indices. Sequences of similar length come together, so that attention pads little."""
         sizes = [len(sequence.branch.token_ids) for sequence in self.sequences]
         piece: list[int] = []
         used = 0
-        for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        trained = [index for index, sequence in enumerate(self.sequences) if sequence.trained]
+        for index in sorted(trained, key=lambda i: -sizes[i]):
             if piece and used + sizes[index] > max_tokens:
                 yield piece
                 piece, used = [], 0
             piece.append(index)
             used += sizes[index]
-        yield piece
+        if piece:
+            yield piece
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ class ScriptedRollout:
         self._left = batches
         self._taken = 0
         self._tokens = 0
+        self.wanted = asyncio.Event()
 
     async def take_batch(self, version: int) -> Batch:
         self.calls.append(f"take {version}")
@@ -59,7 +60,7 @@ class ScriptedRollout:
     async def acknowledge(self, batch_id: int) -> None:
         self.calls.append(f"acknowledge {batch_id}")
 
-    async def begin_publish(self) -> None:
+    async def begin_publish(self, reload: bool = False) -> None:
         self.calls.append(f"publish {self.version + 1}")
         if self.broken:
             raise EngineError("no engine is left")
@@ -72,6 +73,17 @@ class ScriptedRollout:
         self._receiver.finish()
         self.version = version
         return PublishReport(version, 0.005, 0.0, 1)
+
+    async def weights_wanted(self) -> None:
+        if self.broken:
+            raise EngineError("no engine is left")
+        await self.wanted.wait()
+
+    async def engine_lost(self, name: str, restarting: bool) -> None:
+        raise NotImplementedError
+
+    async def engine_restarted(self, name: str) -> None:
+        raise NotImplementedError
 
     async def stop(self) -> None:
         self.calls.append("stop")
@@ -107,7 +119,7 @@ def new_loop(tmp_path: Path, new_model: Fixture, new_groups: Fixture, new_config
             rollout=rollout,
             sender=ShmSender(tmp_path, 1 << 14),
             sink=rows,
-            model_dir=tmp_path / "model",
+            run_dir=tmp_path,
         )
         return loop, rollout, rows
 
@@ -162,7 +174,7 @@ def test_a_run_ends_where_the_batches_do_and_validates_what_it_saves(new_loop: F
     assert rollout.calls[-4:] == ["take 1", "stop", "publish 2", "validate 2"]
     assert len(rows.steps) == 3
     assert same_weights(loop._actor.model, rollout.engine)
-    saved: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    saved: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model.partial")
     assert same_weights(saved, rollout.engine)
 
 
@@ -178,7 +190,7 @@ def test_validation_comes_before_between_and_after(new_loop: Fixture) -> None:
     asyncio.run(loop.run())
     order = [call for call in rollout.calls if call.startswith(("validate", "publish"))]
     assert order == ["validate 0", "publish 1", "publish 2", "validate 2", "publish 3", "publish 4", "validate 4"]
-    assert [row["step"] for row in rows if "val/accuracy" in row] == [0, 2, 4]
+    assert [row["val/step"] for row in rows if "val/accuracy" in row] == [0, 2, 4]
     assert rows[0]["step"] == 0 and "actor/loss" not in rows[0]
 
 

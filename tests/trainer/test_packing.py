@@ -30,10 +30,10 @@ def test_the_packed_forward_equals_the_padded_one(
     groups = new_groups(3, 3, temperature=temperature)
     branches = [b for group in groups for trajectory in group.trajectories for b in trajectory.branches]
     assert len({len(branch.token_ids) for branch in branches}) > 5
-    logp, logits = new_actor(family=family).log_probs(branches)
+    logp, entropy = new_actor(family=family).log_probs(branches)
     expected = torch.cat(padded_logprobs(new_model(family), branches))
     torch.testing.assert_close(logp[0], expected, atol=1e-5, rtol=0)
-    assert logits.shape == (logp.numel(), 61)
+    assert entropy.shape == logp.shape and not entropy.requires_grad
 
 
 def test_temperatures_are_those_of_each_turn(
@@ -140,3 +140,23 @@ def test_micro_batches_hold_every_sequence_once_within_the_limit(lengths: list[i
     for piece in pieces:
         assert piece
         assert len(piece) == 1 or sum(lengths[i] for i in piece) <= limit
+
+
+def test_tokens_older_than_the_bound_are_masked_and_counts_follow(new_trajectory: Fixture) -> None:
+    mask = np.array([0, 1, 1, 1], np.uint8)
+
+    def branch(*versions: int) -> Branch:
+        return Branch(np.arange(4), mask, np.zeros(4, np.float32), np.array([-1, *versions]), [Turn(1, 4, 1.0, "stop")])
+
+    episodes = [new_trajectory([branch(0, 1, 2), branch(0, 0, 0)]), new_trajectory([branch(2, 2, 2)])]
+    data = TrainingData.from_groups([Group("g", episodes, 0)], 1)
+    assert data.trained_from(None) is data
+    assert data.trained_from(0).mask.tolist() == data.mask.tolist()
+    recent = data.trained_from(1)
+    assert recent.mask.tolist() == [[0, 1, 1, 0, 0, 0, 1, 1, 1]]
+    assert recent.layout.episode_tokens is not None and recent.layout.episode_tokens.tolist() == [2, 2, 3]
+    assert [sequence.trained for sequence in recent.sequences] == [True, False, True]
+    assert len(recent.trained_sequences) == 2
+    assert list(recent.micro_batches(100)) == [[0, 2]]
+    assert recent.select([2, 0]).mask.tolist() == [[1, 1, 1, 0, 1, 1]]
+    assert list(data.trained_from(9).micro_batches(100)) == []
