@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl.record import Message, Reply, Task
 from agentrl.sdk.reward import RewardLike
@@ -36,6 +37,10 @@ class Env:
     Methods marked `@tool` are what the model can call. When the machinery fails, so that nobody can judge the
     answer, raise `EnvError`: the episode is then counted and left out of training, not given a zero.
     """
+
+    @classmethod
+    def check_arguments(cls, **arguments: Any) -> None:
+        """Raises a ValueError if the constructor can't work with these arguments; asked before any process starts."""
 
     async def reset(self, task: Task) -> list[Message]:
         """The first messages. Default: the task's own prompt."""

@@ -21,6 +21,10 @@ class AgentLoop:
     environment if the config has an `env.cls`. So state on `self` belongs to one episode.
     """
 
+    @classmethod
+    def check_arguments(cls, **arguments: Any) -> None:
+        """Raises a ValueError if the constructor can't work with these arguments; asked before any process starts."""
+
     def run(self, task: Task, policy: Policy) -> Awaitable[RewardLike] | RewardLike:
         """Plays one episode with `policy` and returns its reward.
 

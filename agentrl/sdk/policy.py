@@ -12,7 +12,7 @@ class Policy(Protocol):
     """The model under training, as `AgentLoop.run` sees it.
 
     Each call is recorded with the exact tokens, log-probs and policy versions. How tokens are sampled during
-    training (temperature) is the config's business; `max_tokens` can lower the config's limit.
+    training (temperature) is the config's business; an agent can only end a turn earlier, by `max_tokens` and `stop`.
     """
 
     async def chat(
@@ -21,8 +21,15 @@ class Policy(Protocol):
         tools: Sequence[ToolSpec] | None = None,
         *,
         max_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
     ) -> Reply:
         """The model's next turn.
+
+        Args:
+            tools: what the model may call; described to it in the way of its own chat template.
+            max_tokens: most tokens to sample.
+            stop: the turn also ends where it says one of these texts, besides those of `rollout.stop`. They are part
+                of what is recorded and trained, not of the reply.
 
         Raises:
             MessageError: the messages can't be rendered.
@@ -32,8 +39,10 @@ class Policy(Protocol):
         """
         ...
 
-    async def generate(self, token_ids: Sequence[int], *, max_tokens: int | None = None) -> Completion:
-        """Continues raw token ids, for agents that do their own tokenisation. Errors as in `chat`."""
+    async def generate(
+        self, token_ids: Sequence[int], *, max_tokens: int | None = None, stop: Sequence[str] | None = None
+    ) -> Completion:
+        """Continues raw token ids, for agents that do their own tokenisation. Arguments and errors as in `chat`."""
         ...
 
     def reward(self, value: float, turn: int | None = None) -> None:
@@ -54,8 +63,11 @@ class SyncPolicy(Protocol):
         tools: Sequence[ToolSpec] | None = None,
         *,
         max_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
     ) -> Reply: ...
 
-    def generate(self, token_ids: Sequence[int], *, max_tokens: int | None = None) -> Completion: ...
+    def generate(
+        self, token_ids: Sequence[int], *, max_tokens: int | None = None, stop: Sequence[str] | None = None
+    ) -> Completion: ...
 
     def reward(self, value: float, turn: int | None = None) -> None: ...

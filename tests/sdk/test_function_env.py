@@ -1,0 +1,68 @@
+"""An environment that is only a reward function."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, EntryPoints
+from typing import Any
+
+import pytest
+
+from agentrl import Env, EnvError, FunctionEnv, Reward, Task, ToolAgentLoop, Transcript
+from agentrl.sdk import plugin
+from agentrl.sdk.plugin import PluginError, load_class
+from tests.support.asynchrony import asynchronous
+from tests.support.policy import ScriptedPolicy, answer
+
+TASK = Task("What is 6 * 7?", "42")
+
+
+def exact(transcript: Transcript) -> float:
+    return float(transcript.answer == transcript.task.answer)
+
+
+async def judged(transcript: Transcript) -> Reward:
+    return Reward(0.5, {"length": float(len(transcript.answer))})
+
+
+def crashes(transcript: Transcript) -> float:
+    raise KeyError("the judge is down")
+
+
+NO_FUNCTION = 3
+
+
+@pytest.mark.parametrize(
+    ("function", "said", "reward"),
+    [("exact", "42", 1.0), ("exact", "43", 0.0), ("judged", "42", Reward(0.5, {"length": 2.0}))],
+)
+@asynchronous
+async def test_the_function_scores_the_answer(function: str, said: str, reward: Any) -> None:
+    policy = ScriptedPolicy(answer(said))
+    env = FunctionEnv(f"{__name__}:{function}", system_prompt="Be brief.")
+    assert await ToolAgentLoop(env).run(TASK, policy) == reward
+    assert policy.asked == [[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6 * 7?"}]]
+    assert policy.tools == [None]
+
+
+@asynchronous
+async def test_a_function_that_crashes_is_no_judgement() -> None:
+    with pytest.raises(EnvError, match="the judge is down"):
+        await ToolAgentLoop(FunctionEnv(f"{__name__}:crashes")).run(TASK, ScriptedPolicy(answer("42")))
+
+
+@pytest.mark.parametrize(
+    ("reward", "says"),
+    [
+        (f"{__name__}:nowhere", "env.args.reward: module .* has no 'nowhere'"),
+        ("exakt", "env.args.reward: 'exakt' is neither .* did you mean 'exact'"),
+        (f"{__name__}:NO_FUNCTION", "env.cls: agentrl:FunctionEnv: .* is 3: name a function: see env.args"),
+    ],
+)
+def test_a_function_that_is_not_there_is_found_out_at_load(
+    reward: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = EntryPoint("exact", f"{__name__}:exact", "agentrl.rewards")
+    monkeypatch.setattr(plugin, "entry_points", lambda *, group: EntryPoints([point]).select(group=group))
+    with pytest.raises(PluginError, match=says):
+        load_class("agentrl:FunctionEnv", Env, key="env.cls", group="agentrl.envs", kwargs={"reward": reward})
+    assert load_class("agentrl:FunctionEnv", Env, key="env.cls", kwargs={"reward": "exact"}) is FunctionEnv
