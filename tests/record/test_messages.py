@@ -140,3 +140,14 @@ def test_compact_tools_leave_the_given_messages_alone() -> None:
 def test_a_tool_without_parameters_has_no_arguments() -> None:
     (message,) = with_compact_tools([], [{"type": "function", "function": {"name": "now"}}])
     assert message["content"] == 'Tools:\n{"name": "now", "arguments": {}}'
+
+
+def test_compact_tools_can_say_how_to_call_one() -> None:
+    (message,) = with_compact_tools([], [TOOL], "To call one, write a line.")
+    assert message["content"] == f"Tools:\n{LINE}\nTo call one, write a line."
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object"}, {"properties": None}])
+def test_a_tool_may_have_any_form_of_no_arguments(parameters: Any) -> None:
+    (message,) = with_compact_tools([], [{"type": "function", "function": {"name": "now", "parameters": parameters}}])
+    assert message["content"] == 'Tools:\n{"name": "now", "arguments": {}}'

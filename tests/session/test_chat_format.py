@@ -42,11 +42,6 @@ def test_reasoning_calls_and_text_are_told_apart(chat_format: ChatFormat) -> Non
     assert (call.name, call.arguments) == ("calculator", {"expression": "2 + 2"})
 
 
-def test_each_call_has_an_id_of_its_own(chat_format: ChatFormat) -> None:
-    parsed = parse(chat_format, f"{CALL}\n{CALL}<|im_end|>")
-    assert len({call.id for call in parsed.tool_calls}) == 2
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -133,6 +133,104 @@ async def test_a_reply_says_why_it_ended(chat_format: ChatFormat, text: str, fin
 
 
 @asynchronous
+async def test_each_call_has_an_id_of_its_own_that_every_template_takes(chat_format: ChatFormat) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    policy = Session("e", chat_format, engine_for(chat_format, f"{call}\n{call}", call), LIMITS)
+    replies = [await policy.chat([USER]) for _ in range(2)]
+    ids = [made.id for reply in replies for made in reply.tool_calls]
+    assert len(set(ids)) == 3
+    assert all(len(each) == 9 and each.isalnum() for each in ids)
+
+
+@asynchronous
+async def test_another_attempt_of_an_episode_has_requests_and_random_numbers_of_its_own(
+    chat_format: ChatFormat,
+) -> None:
+    engine = engine_for(chat_format)
+    for attempt in (1, 2, 3):
+        await Session("g3.1", chat_format, engine, LIMITS, attempt=attempt).chat([USER])
+    assert [request.request_id for request in engine.requests] == ["g3.1:0", "g3.1~2:0", "g3.1~3:0"]
+    assert len({request.seed for request in engine.requests}) == 3
+
+
+@asynchronous
+async def test_the_limits_of_an_episode_that_measures_reach_the_engine(chat_format: ChatFormat) -> None:
+    engine = engine_for(chat_format)
+    policy = Session("e", chat_format, engine, replace(LIMITS, top_p=0.5, top_k=7, stop=("END",)))
+    await policy.chat([USER], stop=["\n\n", "END"])
+    await policy.generate([1], stop="one")
+    asked = [(request.top_p, request.top_k, request.stop) for request in engine.requests]
+    assert asked == [(0.5, 7, ("END", "\n\n")), (0.5, 7, ("END", "one"))]
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "shown", "rest"),
+    [
+        ("I look. Observation: 5", "Observation:", "I look.", " 5"),
+        ("I look.\n\nMore.", "\n\n", "I look.", "More."),
+        ("One\nEND\nTwo", "\nEND\n", "One", "Two"),
+        ("Yes, yes", ",", "Yes", " yes"),
+        ("<think>\nhm STOP\n</think>\n\n4", "STOP", "", "\n</think>\n\n4"),
+    ],
+)
+@asynchronous
+async def test_a_stop_text_ends_the_turn_is_trained_and_is_not_shown(
+    chat_format: ChatFormat, text: str, stop: str, shown: str, rest: str
+) -> None:
+    engine = ScriptedEngine(turns(chat_format, text, "4"), decode=chat_format.tokenizer.decode)
+    policy = Session("e", chat_format, engine, LIMITS)
+    reply = await policy.chat([USER], stop=[stop])
+    assert (reply.text, reply.finish_reason) == (shown, "stop")
+    assert stop not in reply.text + reply.reasoning
+    (branch,) = policy.graph.branches()
+    trained = chat_format.tokenizer.decode(branch.token_ids[branch.loss_mask == 1].tolist())
+    assert stop in trained and rest not in trained
+    if not reply.reasoning:
+        await policy.chat([USER, reply.message, {"role": "user", "content": "Go on."}])
+        assert len(policy.graph.branches()) == 1
+
+
+@asynchronous
+async def test_a_stop_text_that_ends_a_call_does_not_break_it(chat_format: ChatFormat) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    engine = ScriptedEngine(turns(chat_format, f"{call}\n{call}"), decode=chat_format.tokenizer.decode)
+    reply = await Session("e", chat_format, engine, LIMITS).chat([USER], stop=["</tool_call>"])
+    assert ([made.name for made in reply.tool_calls], reply.invalid_tool_calls) == (["f"], ())
+
+
+@asynchronous
+async def test_a_stop_text_within_a_call_leaves_no_call(chat_format: ChatFormat) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {"x": "a STOP b"}}\n</tool_call>'
+    engine = ScriptedEngine(turns(chat_format, call), decode=chat_format.tokenizer.decode)
+    reply = await Session("e", chat_format, engine, LIMITS).chat([USER], stop=["STOP"])
+    assert (reply.tool_calls, reply.finish_reason) == ((), "stop")
+    assert reply.invalid_tool_calls == ('{"name": "f", "arguments": {"x": "a',)
+
+
+@asynchronous
+async def test_a_text_that_only_looks_like_a_stop_text_is_shown_where_a_stop_token_ended_the_turn(
+    chat_format: ChatFormat,
+) -> None:
+    policy = Session("e", chat_format, engine_for(chat_format, "The END"), LIMITS)
+    assert (await policy.chat([USER], stop=["END\n"])).text == "The END"
+
+
+@pytest.mark.parametrize("stop", [[""], [3], ["a", None]])
+@asynchronous
+async def test_stop_texts_must_be_texts(chat_format: ChatFormat, stop: list[str]) -> None:
+    with pytest.raises(ValueError, match="use texts of at least one character"):
+        await Session("e", chat_format, engine_for(chat_format), LIMITS).chat([USER], stop=stop)
+
+
+@asynchronous
+async def test_an_overflow_names_both_limits(chat_format: ChatFormat) -> None:
+    with pytest.raises(
+        ContextOverflow, match=r"101 tokens; data\.max_prompt_length is 100, rollout\.max_model_len 120"
+    ):
+        await Session("e", chat_format, engine_for(chat_format), LIMITS).generate([1] * 101)
+
+
+@asynchronous
 async def test_after_the_end_nothing_is_sampled(chat_format: ChatFormat) -> None:
     engine = engine_for(chat_format)
     policy = Session("e7", chat_format, engine, LIMITS)
@@ -250,3 +348,14 @@ async def test_an_engines_refusal_reaches_the_agent_and_the_session_goes_on(chat
 async def test_messages_that_no_template_can_render_are_refused(chat_format: ChatFormat) -> None:
     with pytest.raises(MessageError):
         await Session("e", chat_format, engine_for(chat_format), LIMITS).chat([])
+
+
+@asynchronous
+async def test_an_episode_of_one_version_is_spoiled_when_the_weights_change(chat_format: ChatFormat) -> None:
+    engine = engine_for(chat_format)
+    policy = Session("e", chat_format, engine, LIMITS, one_version=True)
+    reply = await policy.chat([USER])
+    engine.version = 1
+    with pytest.raises(EngineError, match=r"the weights changed within the episode \(policy versions 0, 1\)"):
+        await policy.chat([USER, reply.message, USER])
+    assert len(policy.graph.turns) == 1, "what would mix versions is not recorded"

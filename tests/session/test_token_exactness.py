@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl.record import Branch, Message
+from agentrl.record import Message
 from agentrl.session import ChatFormat, SamplingLimits, Session
 from tests.support.asynchrony import asynchronous
-from tests.support.scripted import Sampled, Script, ScriptedEngine, encode, logprob, says, turns
+from tests.support.scripted import (
+    Sampled,
+    Script,
+    ScriptedEngine,
+    assert_trained_as_sampled,
+    encode,
+    says,
+    turns,
+)
 
 LIMITS = SamplingLimits(temperature=1.0, max_prompt_length=1000, max_response_length=200, max_model_len=1024)
 USER: Message = {"role": "user", "content": "What is 2 + 2?"}
@@ -22,20 +29,6 @@ RESULT: Message = {"role": "tool", "content": "4"}
 def session(chat_format: ChatFormat, script: Script) -> tuple[Session, ScriptedEngine]:
     engine = ScriptedEngine(script)
     return Session("e0", chat_format, engine, LIMITS), engine
-
-
-def assert_trained_as_sampled(branches: list[Branch], engine: ScriptedEngine, sampled: list[list[int]]) -> None:
-    """Every turn is trained once, its own ids after its own prompt, with the engine's log-probs."""
-    found = []
-    for branch in branches:
-        assert sum(turn.end - turn.start for turn in branch.turns) == branch.trained_tokens
-        for turn in branch.turns:
-            tokens = branch.token_ids[turn.start : turn.end].tolist()
-            found.append((branch.token_ids[: turn.start].tolist(), tokens))
-            assert branch.loss_mask[turn.start : turn.end].all()
-            np.testing.assert_allclose(branch.logprobs[turn.start : turn.end], [logprob(token) for token in tokens])
-    expected = [(request.token_ids.tolist(), ids) for request, ids in zip(engine.requests, sampled, strict=True)]
-    assert sorted(found) == sorted(expected)
 
 
 @asynchronous

@@ -22,6 +22,7 @@ class ScriptedPolicy:
         tools: Sequence[Any] | None = None,
         *,
         max_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
     ) -> Reply:
         self.asked.append(list(messages))
         self.tools.append(tools)
@@ -30,7 +31,9 @@ class ScriptedPolicy:
             raise reply
         return reply
 
-    async def generate(self, token_ids: Sequence[int], *, max_tokens: int | None = None) -> Completion:
+    async def generate(
+        self, token_ids: Sequence[int], *, max_tokens: int | None = None, stop: Sequence[str] | None = None
+    ) -> Completion:
         raise NotImplementedError
 
     def reward(self, value: float, turn: int | None = None) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentrl.record import EngineError, PeerLost
+from agentrl.record import Branch, EngineError, PeerLost
 from agentrl.record.protocols import Bucket, EngineStats, FinishReason, GenerateRequest, GenerateResult
 from agentrl.session import ChatFormat
 
@@ -34,10 +34,14 @@ class ScriptedEngine:
         calls: names of the update methods called, in order.
         failures: what a method raises instead of doing its work.
         before_token: awaited before each token, with the request and the token's position.
+
+    Args:
+        decode: makes text of token ids; with it, the stop texts of a request end a turn.
     """
 
-    def __init__(self, script: Script, *, version: int = 0) -> None:
+    def __init__(self, script: Script, *, version: int = 0, decode: Callable[[list[int]], str] | None = None) -> None:
         self.version = version
+        self._decode = decode
         self.requests: list[GenerateRequest] = []
         self.calls: list[str] = []
         self.failures: dict[str, BaseException] = {}
@@ -82,6 +86,9 @@ class ScriptedEngine:
             token_ids.append(token)
             versions.append(self.version)
             self.generated += 1
+            if self._decode is not None and any(text in self._decode(token_ids) for text in request.stop):
+                finish_reason = "stop"
+                break
         logprobs = [logprob(token) for token in token_ids]
         return GenerateResult(
             request.request_id,
@@ -142,7 +149,23 @@ def turn_number(request: GenerateRequest) -> int:
 
 def member_number(request: GenerateRequest) -> int:
     """Which member of its group the episode is, from 0."""
-    return int(request.request_id.rpartition(":")[0].rpartition(".")[2])
+    return int(request.request_id.rpartition(":")[0].partition("~")[0].rpartition(".")[2])
+
+
+def assert_trained_as_sampled(
+    branches: Sequence[Branch], engine: ScriptedEngine, sampled: Sequence[Sequence[int]]
+) -> None:
+    """Every turn is trained once, its own ids after its own prompt, with the engine's log-probs."""
+    found = []
+    for branch in branches:
+        assert sum(turn.end - turn.start for turn in branch.turns) == branch.trained_tokens
+        for turn in branch.turns:
+            tokens = branch.token_ids[turn.start : turn.end].tolist()
+            found.append((branch.token_ids[: turn.start].tolist(), tokens))
+            assert branch.loss_mask[turn.start : turn.end].all()
+            np.testing.assert_allclose(branch.logprobs[turn.start : turn.end], [logprob(token) for token in tokens])
+    expected = [(request.token_ids.tolist(), list(ids)) for request, ids in zip(engine.requests, sampled, strict=True)]
+    assert sorted(found) == sorted(expected)
 
 
 def encode(chat_format: ChatFormat, text: str) -> list[int]:
