@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,13 @@ class Device:
         """Devices of this type that the process sees; 1 on cpu."""
         module = self.module()
         return 1 if module is None else int(module.device_count())
+
+    def free_memory(self) -> int:
+        """Bytes free on the current device; on cpu, of main memory."""
+        module = self.module()
+        if module is not None:
+            return int(module.mem_get_info()[0])
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def synchronize(self) -> None:
         """Waits for the device's queued work, so that a clock measures it."""

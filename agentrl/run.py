@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
 import statistics
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +11,11 @@ from pathlib import Path
 from rich.console import Console
 
 from agentrl.cluster.local import LocalHost, RunState
-from agentrl.cluster.spec import plugin_paths
-from agentrl.config import RunConfig, config_notes, dump_yaml
-from agentrl.device import get_device
-from agentrl.observe import Progress, ProgressView, create_run_dir, progress_view, write_environment
-from agentrl.sdk.plugin import PluginError
+from agentrl.config import RunConfig, config_notes
+from agentrl.launch import Interrupted, interruptible, prepare
+from agentrl.observe import Progress, ProgressView, progress_view
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-
-
-class Interrupted(Exception):
-    """The user or the system asked the run to stop."""
+__all__ = ["Interrupted", "RunResult", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,85 +50,13 @@ def run(config: RunConfig, *, plugin_folders: Sequence[str] = (), console: Conso
         AgentRLError: the run failed; `ProcessFailed` carries the log of the process that did.
         Interrupted: SIGINT or SIGTERM.
     """
-    _check_no_loop_runs()
     console = console or Console()
-    folders = (*plugin_folders, os.getcwd())
-    device = get_device(config.trainer.device)
-    model_path = resolve_model(config.model.path)
-    with plugin_paths(folders):
-        check_user_code(config)
-    try:
-        run_dir = create_run_dir(config.trainer.output_dir, config.trainer.experiment_name)
-    except OSError as error:
-        raise PluginError(f"trainer.output_dir: no run directory can be made there: {error}") from error
-    (run_dir / "config.yaml").write_text(dump_yaml(config))
-    write_environment(run_dir, [device.type])
-    console.print(f"[bold]agentrl[/bold] {run_dir}")
+    launch = prepare(config, plugin_folders, experiment=config.trainer.experiment_name)
+    console.print(f"[bold]agentrl[/bold] {launch.run_dir}")
     for note in config_notes(config):
         console.print(note, style="dim", highlight=False)
-    return asyncio.run(_supervise(LocalHost(config, run_dir, model_path, folders), config, console))
-
-
-def _check_no_loop_runs() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise RuntimeError(
-        "a run starts its own event loop, but one is running here. In a notebook or in async code use `await "
-        "asyncio.to_thread(train, ...)`; in a script call `train` under `if __name__ == '__main__':`, since the run's "
-        "processes import the script"
-    )
-
-
-def resolve_model(path: str) -> str:
-    """The folder of a model, or a hub id as it is.
-
-    Raises:
-        PluginError: it looks like a folder, but is not there or holds no model.
-    """
-    from agentrl.tiny import TINY_MODEL, tiny_model_path
-
-    if path == TINY_MODEL:
-        return str(tiny_model_path())
-    folder = Path(path)
-    if (folder / "config.json").is_file() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise PluginError(f"model.path: {path} holds no tokenizer: save it there (tokenizer.save_pretrained)")
-    hub_id = path.count("/") == 1 and path[0] not in "./~" and not folder.parent.is_dir()
-    if hub_id or (folder / "config.json").is_file():
-        return path
-    raise PluginError(
-        f"model.path: {path!r} is no folder with a config.json, no hub id (owner/name), and not {TINY_MODEL!r}, "
-        "the bundled model"
-    )
-
-
-def check_user_code(config: RunConfig) -> None:
-    """Finds the agent, the environment and the tasks before any process starts."""
-    from agentrl.rollout.episode import Plugins
-    from agentrl.rollout.tasks import load_tasks
-
-    Plugins.load(config)
-    load_tasks(config.data, "train")
-    load_tasks(config.data, "val")
-
-
-async def _supervise(host: LocalHost, config: RunConfig, console: Console) -> RunResult:
-    loop = asyncio.get_running_loop()
-    work = asyncio.ensure_future(_watch(host, config, progress_view(console)))
-
-    def stop() -> None:
-        # Once: stopping the processes takes seconds, and a second Ctrl-C must not leave any behind.
-        if not work.cancelling():
-            work.cancel()
-
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop)
-    try:
-        return await work
-    except asyncio.CancelledError:
-        raise Interrupted(f"stopped; what there is of the run lies in {host.run_dir}") from None
+    host = LocalHost(config, launch.run_dir, launch.model_path, launch.plugin_folders)
+    return interruptible(_watch(host, config, progress_view(console)), launch.run_dir)
 
 
 async def _watch(host: LocalHost, config: RunConfig, view: ProgressView) -> RunResult:

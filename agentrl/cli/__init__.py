@@ -1,8 +1,10 @@
-"""The command line: `agentrl train | config`. Heavy imports happen inside the commands."""
+"""The command line: `agentrl train | eval | config`. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -30,37 +32,72 @@ def train(
 
     with config_errors_exit():
         config = load_config(file, overrides or ())
-    _train(config, (str(file.resolve().parent),))
 
-
-def _train(config: object, plugin_folders: tuple[str, ...]) -> None:
     from rich.console import Console
 
     from agentrl.cli.summary import print_summary
-    from agentrl.config import RunConfig
-    from agentrl.device import DeviceError
-    from agentrl.record import AgentRLError
-    from agentrl.rollout.tasks import DataError
-    from agentrl.run import Interrupted, run
-    from agentrl.sdk.plugin import PluginError
+    from agentrl.run import run
 
-    assert isinstance(config, RunConfig)
     console = Console()
-    try:
-        result = run(config, plugin_folders=plugin_folders, console=console)
-    except (PluginError, DataError, DeviceError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(USAGE_ERROR) from None
-    except AgentRLError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
-    except Interrupted as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(130) from None
+    with errors_exit():
+        result = run(config, plugin_folders=(str(file.resolve().parent),), console=console)
     print_summary(console, result)
     if result.problem:
         typer.echo(f"error: {result.problem}", err=True)
         raise typer.Exit(1)
+
+
+@app.command("eval")
+def evaluate(
+    target: Annotated[Path, typer.Argument(help="YAML file, or the directory of a run.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="dotted.key=value, the last word on its key.")] = None,
+    k: Annotated[list[int] | None, typer.Option("--k", help="pass@k to estimate; can be repeated.")] = None,
+    step: Annotated[int | None, typer.Option(help="Of a run: the policy saved at this training step.")] = None,
+    split: Annotated[str, typer.Option(help="val, or train for data that is not split.")] = "val",
+) -> None:
+    """Measure a policy: `agentrl eval runs/math/latest val.n=4 --k 1 --k 4`, or
+    `agentrl eval examples/math.yaml model.path=Qwen/Qwen3-0.6B`."""
+    from rich.console import Console
+
+    from agentrl.cli.eval import print_evaluation, run_overrides
+    from agentrl.config import load_config
+    from agentrl.evaluate import evaluate
+
+    if split not in ("val", "train"):
+        raise typer.BadParameter(f"{split!r}: use val or train", param_hint="--split")
+    if step is not None and not target.is_dir():
+        raise typer.BadParameter("is about the directory of a run", param_hint="--step")
+    console = Console()
+    with errors_exit():
+        file, own = run_overrides(target, step) if target.is_dir() else (target, [])
+        config = load_config(file, [*own, *(overrides or ())])
+        folders = (str(file.resolve().parent),)
+        result = evaluate(config, k=k or [1], split=split, plugin_folders=folders, console=console)  # type: ignore[arg-type]
+    print_evaluation(console, result)
+
+
+@contextmanager
+def errors_exit() -> Iterator[None]:
+    """What is known to go wrong becomes its message on stderr. Exit status: 2 for what the user named wrongly, 1 for a
+    run that failed, 130 for one that was stopped."""
+    from agentrl.device import DeviceError
+    from agentrl.record import AgentRLError
+    from agentrl.rollout.sources import DataError
+    from agentrl.run import Interrupted
+    from agentrl.sdk.plugin import PluginError
+
+    with config_errors_exit():
+        try:
+            yield
+        except (PluginError, DataError, DeviceError) as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(USAGE_ERROR) from None
+        except AgentRLError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1) from None
+        except Interrupted as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(130) from None
 
 
 def main() -> None:

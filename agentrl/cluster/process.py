@@ -18,9 +18,16 @@ from agentrl.cluster.rpc import RPC_SILENCE, RpcClient, RpcServer, connected
 from agentrl.cluster.spec import RunSpec, plugin_paths
 from agentrl.record import AgentRLError, RemoteError
 from agentrl.record.errors import leaves
-from agentrl.record.protocols import Engine, RolloutService, TrainerService
+from agentrl.record.protocols import Engine, EvaluationService, RolloutService, TrainerService
+from agentrl.sdk.plugin import PluginError
 
 _GOODBYE_SECONDS = 5.0
+STARTUP_FAILED = 3
+"""Exit status of an engine that could not even start: another try would end the same way."""
+
+
+class StartupFailed(Exception):
+    """The model could not be loaded; the cause says why."""
 
 
 async def run_engine(spec: RunSpec, role: str) -> None:
@@ -32,15 +39,19 @@ async def run_engine(spec: RunSpec, role: str) -> None:
     device = get_device(config.trainer.device)
     # The trainer has the first device, engines the next ones; they share where there are fewer.
     place = (1 + spec.engine_roles().index(role)) % device.count()
-    engine = await asyncio.to_thread(
-        lambda: load_torch_engine(
-            spec.model_path,
-            dtype=config.model.dtype,
-            device=device.torch_device(place),
-            max_batch_size=config.rollout.max_batch_size,
-            max_model_len=config.rollout.max_model_len,
+    try:
+        engine = await asyncio.to_thread(
+            lambda: load_torch_engine(
+                spec.model_path,
+                dtype=config.model.dtype,
+                device=device.torch_device(place),
+                max_batch_size=config.rollout.max_batch_size,
+                max_model_len=config.rollout.max_model_len,
+                kv_cache_tokens=config.rollout.kv_cache_tokens,
+            )
         )
-    )
+    except Exception as error:
+        raise StartupFailed(f"the engine could not be started: {error}") from error
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(RpcServer(spec.address(role), engine, Engine).serve())
@@ -65,10 +76,34 @@ async def run_rollout(spec: RunSpec, role: str) -> None:
             plugins=Plugins.load(config),
             engines={name: client.proxy for name, client in clients.items()},
             run_dir=Path(spec.run_dir),
+            reconnect=lambda name: clients[name].expect_new_peer(),
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(RpcServer(spec.address(role), worker, RolloutService).serve())
             tasks.create_task(worker.run())
+
+
+async def run_evaluator(spec: RunSpec, role: str) -> None:
+    """Plays the tasks of an evaluation until told to stop."""
+    from agentrl.rollout import Plugins, load_tasks
+    from agentrl.rollout.evaluator import Evaluator
+    from agentrl.session import ChatFormat
+
+    config = spec.run_config()
+    LoopWatch(asyncio.get_running_loop(), warn_after=5.0, give_up_after=RPC_SILENCE - 5.0).start()
+    chat_format = await asyncio.to_thread(ChatFormat.load, config.model, spec.model_path)
+    tasks = [task for own in load_tasks(config, spec.split).values() for task in own[: config.val.limit]]
+    clients = {name: RpcClient(spec.address(name), Engine, name=name) for name in spec.engine_roles()}
+    async with connected(*clients.values()):
+        evaluator = Evaluator(
+            config,
+            tasks,
+            chat_format=chat_format,
+            plugins=Plugins.load(config),
+            engines={name: client.proxy for name, client in clients.items()},
+            run_dir=Path(spec.run_dir),
+        )
+        await RpcServer(spec.address(role), evaluator, EvaluationService).serve()
 
 
 async def run_trainer(spec: RunSpec, role: str) -> None:
@@ -92,15 +127,14 @@ async def run_trainer(spec: RunSpec, role: str) -> None:
                 rollout=client.proxy,
                 sender=ShmSender(Path(spec.segments), config.weights.bucket_mb * 2**20),
                 sink=writer,
-                model_dir=run_dir / "model.partial",
+                run_dir=run_dir,
+                tokenizer=await asyncio.to_thread(AutoTokenizer.from_pretrained, spec.model_path),
             )
             server = asyncio.ensure_future(RpcServer(spec.address(role), loop, TrainerService).serve())
             training = asyncio.ensure_future(loop.run())
             done, _ = await asyncio.wait([server, training], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            AutoTokenizer.from_pretrained(spec.model_path).save_pretrained(run_dir / "model.partial")
-            (run_dir / "model.partial").rename(run_dir / "model")
             # The supervisor's summary is the last status it gets: it has to be that of the end.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(loop.end_seen.wait(), _GOODBYE_SECONDS)
@@ -109,6 +143,7 @@ async def run_trainer(spec: RunSpec, role: str) -> None:
 
 ROLES: dict[str, Callable[[RunSpec, str], Awaitable[None]]] = {
     "engine": run_engine,
+    "evaluator": run_evaluator,
     "rollout": run_rollout,
     "trainer": run_trainer,
 }
@@ -145,10 +180,10 @@ def _die_with_parent(lifeline: int, spec: RunSpec) -> None:
     os._exit(1)
 
 
-def _known(error: BaseException) -> AgentRLError | None:
+def _known(error: BaseException) -> Exception | None:
     """The typed error behind a failure, whose message says all there is to say."""
-    typed = (leaf for leaf in leaves(error) if isinstance(leaf, AgentRLError) and not isinstance(leaf, RemoteError))
-    return next(typed, None)
+    known = (leaf for leaf in leaves(error) if isinstance(leaf, AgentRLError | PluginError))
+    return next((leaf for leaf in known if not isinstance(leaf, RemoteError)), None)
 
 
 def main(role: str, spec_path: str) -> int:
@@ -167,6 +202,7 @@ if __name__ == "__main__":
     try:
         status = main(sys.argv[1], sys.argv[2])
     except BaseException as failure:
+        status = STARTUP_FAILED if isinstance(failure, StartupFailed) else 1
         known = _known(failure)
         if known is not None:
             logging.getLogger("agentrl").error("%s: %s", type(known).__name__, known)

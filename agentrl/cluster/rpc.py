@@ -178,12 +178,19 @@ class RpcClient(Generic[P]):
 
     async def _watch(self) -> None:
         period = min(_PING_SECONDS, self._silence / 4)
-        while not self._lost:
+        while True:
             await self._socket.send_multipart([_PING, b""])
             await asyncio.sleep(period)
             self._silent += period
-            if self._silent > (self._silence if self._answered else self._startup):
+            if not self._lost and self._silent > (self._silence if self._answered else self._startup):
                 self._fail(f"no sign of life for {self._silent:.0f} s")
+
+    def expect_new_peer(self) -> None:
+        """Another process takes the peer's place at its address: it may take as long to answer as the first one."""
+        self._fail("its process was started anew")
+        self._lost = ""
+        self._answered = False
+        self._silent = 0.0
 
     def _fail(self, reason: str) -> None:
         self._lost = reason

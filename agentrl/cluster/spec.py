@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
+from agentrl.record.task import Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class RunSpec:
         sockets: folder of the processes' sockets.
         segments: folder of the shared memory segments.
         plugin_paths: folders in which the user's own modules are looked for, after everything installed.
+        split: which tasks an evaluation plays.
     """
 
     config: dict[str, Any]
@@ -32,6 +34,7 @@ class RunSpec:
     segments: str
     plugin_paths: tuple[str, ...]
     engines: int
+    split: Split = "val"
 
     def run_config(self) -> RunConfig:
         return RunConfig.model_validate(self.config)

@@ -79,6 +79,14 @@ def _rollout(config: RunConfig) -> Iterator[Problem]:
             others=("rollout.n",),
         )
     yield from _lengths(config)
+    if rollout.kv_cache_tokens is not None and rollout.kv_cache_tokens < rollout.max_model_len:
+        yield Problem(
+            "rollout.kv_cache_tokens",
+            f"is {rollout.kv_cache_tokens}, below rollout.max_model_len = {rollout.max_model_len}: the longest "
+            "sequence would not fit",
+            f"set rollout.kv_cache_tokens to {rollout.max_model_len} or more, or remove it",
+            others=("rollout.max_model_len",),
+        )
 
 
 def _lengths(config: RunConfig) -> Iterator[Problem]:

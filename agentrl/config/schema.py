@@ -135,6 +135,10 @@ class RolloutConfig(Section):
     """Most sequences one engine decodes together; further requests wait in its queue."""
     max_model_len: int = Field(default=2048, ge=2)
     """Longest sequence (prompt and response, in tokens) an engine holds in its KV cache."""
+    kv_cache_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens whose keys and values one engine holds, of running sequences and of earlier prompts and turns kept
+    for reuse. At least `rollout.max_model_len`. Default: twice `max_batch_size * max_model_len`, or what fits into two
+    fifths of the device's free memory, if that is less."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature of training episodes. The trainer applies it too."""
     top_p: float = Field(default=1.0, gt=0, le=1)

@@ -1,52 +1,109 @@
-"""Keys and values of the sequences in flight: one slot a sequence, grown on demand."""
+"""Keys and values of the sequences in flight: one row of a rectangle each, grown on demand within a bound."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from agentrl.device import Device
+
 _FIRST_LENGTH = 256
+_STEP = 64
+_SHARE = 0.4
+"""Of the free memory: a trainer may share the device."""
+
+
+def affordable_tokens(config: Any, dtype: torch.dtype, device: Device) -> int:
+    """Tokens whose keys and values fit into `_SHARE` of the device's free memory, for a model of that config."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    nbytes = 2 * config.num_hidden_layers * heads * head_dim * dtype.itemsize
+    return int(_SHARE * device.free_memory()) // nbytes
 
 
 class KVCache:
-    """Keys and values by layer, each `[slots, kv_heads, length, head_dim]`.
+    """Keys and values by layer, each `[rows, kv_heads, length, head_dim]`.
 
-    The slots in use are always the first ones: a finished sequence's slot takes over the last one's content, so
-    that a decoding step reads one contiguous block.
+    The rows in use are always the first ones: a finished sequence's row takes over the last one's content, so that a
+    decoding step reads one contiguous block, without gathering.
+
+    Args:
+        max_rows: most sequences.
+        max_length: tokens of the longest sequence.
+        max_tokens: bound on rows * length, at least `max_length`; long sequences leave fewer rows.
+
+    Attributes:
+        rows, length: sides of the rectangle now.
     """
 
-    def __init__(self, slots: int, max_length: int) -> None:
-        self._slots = slots
+    def __init__(self, max_rows: int, max_length: int, max_tokens: int) -> None:
+        self._max_rows = max_rows
         self._max_length = max_length
+        self._max_tokens = max_tokens
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._length = min(_FIRST_LENGTH, max_length)
+        self.length = min(_FIRST_LENGTH, max_length)
+        self.rows = min(max_rows, max_tokens // self.length)
 
-    def reserve(self, length: int) -> None:
-        """Makes room for sequences of `length` tokens."""
-        if length <= self._length:
+    @property
+    def tokens(self) -> int:
+        """Size of the rectangle in tokens, used or not."""
+        return self.rows * self.length
+
+    def fits(self, count: int, length: int) -> bool:
+        """Whether there can be room for `count` sequences of up to `length` tokens."""
+        return count <= self._max_rows and count * max(length, self.length) <= self._max_tokens
+
+    def reserve(self, count: int, length: int) -> None:
+        """Makes that room; `fits` must hold."""
+        if length <= self.length:
             return
-        self._length = max(length, min(2 * self._length, self._max_length))
-        for index, pair in self._layers.items():
-            self._layers[index] = (self._grown(pair[0]), self._grown(pair[1]))
+        roomy = min(-(-max(length, self.length * 5 // 4) // _STEP) * _STEP, self._max_length)
+        self.length = max(length, min(roomy, self._max_tokens // count))
+        self.rows = min(self._max_rows, self._max_tokens // self.length)
+        for index, (keys, values) in self._layers.items():  # one layer at a time: little memory is held twice
+            self._layers[index] = (self._resized(keys), self._resized(values))
 
     def write(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores `[T, kv_heads, head_dim]` at (slot, position) and returns the layer's whole keys and values."""
+        """Stores `[T, kv_heads, head_dim]` at (row, position) and returns the layer's whole keys and values."""
         if layer not in self._layers:
-            shape = (self._slots, keys.shape[1], self._length, keys.shape[2])
-            self._layers[layer] = (keys.new_zeros(shape), values.new_zeros((*shape[:3], values.shape[2])))
+            self._add_layer(layer, keys, values)
         all_keys, all_values = self._layers[layer]
-        all_keys[slots, :, positions] = keys
-        all_values[slots, :, positions] = values
+        all_keys[rows, :, positions] = keys
+        all_values[rows, :, positions] = values
         return all_keys, all_values
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copies the first `length` positions of a slot over another slot."""
+        """Copies the first `length` positions of a row over another row."""
         for keys, values in self._layers.values():
             keys[target, :, :length] = keys[source, :, :length]
             values[target, :, :length] = values[source, :, :length]
 
-    def _grown(self, tensor: torch.Tensor) -> torch.Tensor:
-        grown = tensor.new_zeros((*tensor.shape[:2], self._length, tensor.shape[3]))
-        grown[:, :, : tensor.shape[2]] = tensor
-        return grown
+    def read(self, row: int, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies positions out of a row: keys and values, each `[layers, kv_heads, end - begin, head_dim]`."""
+        keys = torch.stack([keys[row, :, begin:end] for keys, _ in self._layers.values()])
+        return keys, torch.stack([values[row, :, begin:end] for _, values in self._layers.values()])
+
+    def load(self, row: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Puts what `read` gave at the beginning of a row."""
+        length = keys.shape[2]
+        if not self._layers:
+            for layer, (layer_keys, layer_values) in enumerate(zip(keys, values, strict=True)):
+                self._add_layer(layer, layer_keys.transpose(0, 1), layer_values.transpose(0, 1))
+        for layer, pair in self._layers.items():
+            for target, source in zip(pair, (keys[layer], values[layer]), strict=True):
+                target[row, :, :length] = source
+
+    def _add_layer(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        # Zeros, since attention multiplies what is hidden from a sequence by 0, and 0 times NaN would be NaN.
+        shape = (self.rows, keys.shape[1], self.length)
+        pair = keys.new_zeros((*shape, keys.shape[2])), values.new_zeros((*shape, values.shape[2]))
+        self._layers[layer] = pair
+
+    def _resized(self, tensor: torch.Tensor) -> torch.Tensor:
+        resized = tensor.new_zeros((self.rows, tensor.shape[1], self.length, tensor.shape[3]))
+        rows, length = min(self.rows, tensor.shape[0]), tensor.shape[2]
+        resized[:rows, :, :length] = tensor[:rows]
+        return resized

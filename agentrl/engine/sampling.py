@@ -2,27 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch.nn.functional import pad
+
+from agentrl.record.protocols import GenerateRequest
+
+_BLOCK = 128
 
 
 def sample(
-    logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor
+    logits: torch.Tensor, requests: Sequence[GenerateRequest], uniforms: Sequence[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draws by inverting the cumulative distribution, so that a row's token depends on its own number alone.
 
     Args:
         logits: `[N, V]`.
-        temperatures: float `[N]`; 0 takes the most likely token (log-prob 0: it is certain).
-        uniforms: float `[N]`, in [0, 1).
+        requests: N, with the temperature (0 takes the most likely token; its log-prob is 0: it is certain), `top_k`
+            and `top_p` of each row.
+        uniforms: N numbers in [0, 1).
 
     Returns:
         token ids, long `[N]`, and log-probs, float32 `[N]`.
     """
-    greedy = temperatures == 0
-    logprobs = torch.log_softmax(logits.float() / temperatures.masked_fill(greedy, 1.0)[:, None], dim=-1)
-    cumulative = logprobs.double().exp().cumsum(dim=-1)
-    thresholds = uniforms.double()[:, None] * cumulative[:, -1:]
-    drawn = torch.searchsorted(cumulative, thresholds, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
-    tokens = torch.where(greedy, logits.argmax(dim=-1), drawn)
-    chosen = logprobs.gather(-1, tokens[:, None])[:, 0]
-    return tokens, chosen.masked_fill(greedy, 0.0)
+    device = logits.device
+    scaled = logits.float()
+    temperatures = [request.temperature for request in requests]
+    if any(temperature != 1 for temperature in temperatures):
+        divisors = torch.tensor([temperature or 1.0 for temperature in temperatures], device=device)
+        scaled = scaled / divisors[:, None]
+    cut = [row for row, request in enumerate(requests) if request.top_k > 0 or request.top_p < 1]
+    if cut:
+        scaled = scaled.index_copy(
+            0, torch.tensor(cut, device=device), truncated(scaled[cut], [requests[row] for row in cut])
+        )
+    tokens, logprobs = _draw(scaled, torch.tensor(uniforms, dtype=torch.float64, device=device))
+    if 0 in temperatures:
+        greedy = torch.tensor([temperature == 0 for temperature in temperatures], device=device)
+        tokens = torch.where(greedy, logits.argmax(dim=-1), tokens)
+        logprobs = logprobs.masked_fill(greedy, 0.0)
+    return tokens, logprobs
+
+
+def truncated(logits: torch.Tensor, requests: Sequence[GenerateRequest]) -> torch.Tensor:
+    """Logits `[N, V]` with -inf for all but each row's most likely tokens: its `top_k`, and of these the fewest that
+    hold `top_p` of their probability. Of equal logits the lower token id is the more likely."""
+    count = logits.shape[-1]
+    top_k = torch.tensor([r.top_k if r.top_k > 0 else count for r in requests], device=logits.device)
+    top_p = torch.tensor([r.top_p for r in requests], device=logits.device)
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    ordered = ordered.masked_fill(torch.arange(count, device=logits.device) >= top_k[:, None], -torch.inf)
+    probabilities = ordered.softmax(dim=-1)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    beyond = (before >= top_p[:, None]) & (top_p < 1)[:, None]
+    beyond[:, 0] = False
+    return logits.scatter(-1, order, ordered.masked_fill(beyond, -torch.inf))
+
+
+def _draw(logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Finds the block of tokens that a number falls into, then the token in it: cumulative sums in double precision
+    over the whole vocabulary would be dearer than a layer of the model."""
+    count = logits.shape[-1]
+    shifted = logits - logits.amax(dim=-1, keepdim=True)
+    weights = pad(shifted.exp(), (0, -count % _BLOCK)).unflatten(-1, (-1, _BLOCK))
+    blocks = weights.sum(dim=-1).double().cumsum(dim=-1)
+    total = blocks[:, -1:]
+    threshold = uniforms[:, None] * total
+    block = torch.searchsorted(blocks, threshold, right=True).clamp_(max=blocks.shape[-1] - 1)
+    end = blocks.gather(-1, block)
+    begin = pad(blocks, (1, 0)).gather(-1, block)
+    within = weights.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0].double().cumsum(dim=-1)
+    # The block's sum and its tokens' sums round differently. Only a number below the last sum finds a token that has
+    # a probability.
+    last = within[:, -1:]
+    share = (threshold - begin) / (end - begin) * last
+    token = torch.searchsorted(within, share.minimum(torch.nextafter(last, torch.zeros_like(last))), right=True)
+    tokens = (block * _BLOCK + token).clamp_(max=count - 1)
+    logprobs = shifted.gather(-1, tokens) - total.log().float()
+    return tokens[:, 0], logprobs[:, 0]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from agentrl.engine.stop_text import StopText
 from agentrl.record.protocols import FinishReason, GenerateRequest, GenerateResult
 
 
@@ -15,14 +16,18 @@ class Sequence:
 
     Args:
         deliver: called once with the result.
+        stop_text: what looks for the request's stop texts, if it has any.
     """
 
-    def __init__(self, request: GenerateRequest, deliver: Callable[[GenerateResult], None]) -> None:
+    def __init__(
+        self, request: GenerateRequest, deliver: Callable[[GenerateResult], None], stop_text: StopText | None = None
+    ) -> None:
         self.request = request
         self.token_ids: list[int] = request.token_ids.tolist()
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.stop_token_ids = frozenset(request.stop_token_ids)
+        self._stop_text = stop_text
         self._prompt_length = len(self.token_ids)
         self._random = random.Random(request.seed)
         self._deliver = deliver
@@ -42,6 +47,8 @@ class Sequence:
         self.logprobs.append(logprob)
         self.versions.append(version)
         if token_id in self.stop_token_ids:
+            return "stop"
+        if self._stop_text is not None and self._stop_text.ends_with(token_id):
             return "stop"
         if len(self.versions) >= self.request.max_tokens:
             return "length"

@@ -13,9 +13,13 @@ from typing import Any, TypeVar
 
 import torch
 
+from agentrl.device import get_device
 from agentrl.engine.attention import ENGINE_ATTENTION
 from agentrl.engine.batch import ContinuousBatch
+from agentrl.engine.fast_modules import FastModules
+from agentrl.engine.kv_cache import affordable_tokens
 from agentrl.engine.sequence import Sequence
+from agentrl.engine.stop_text import Decode, StopText
 from agentrl.record import EngineError
 from agentrl.record.protocols import Bucket, EngineStats, GenerateRequest, GenerateResult
 from agentrl.weights.receiver import BucketReceiver
@@ -33,16 +37,44 @@ class TorchEngine:
 
     Args:
         model: a causal LM; its attention implementation is replaced.
+        kv_cache_tokens: bound on the tokens whose keys and values are held, of running sequences and for reuse
+            together; by default twice what `max_batch_size` sequences of `max_model_len` need, or what fits into part
+            of the free memory, if that is less.
+        decode: text of token ids, special tokens included; without it requests with stop texts are refused.
         version: policy version of the weights it has now.
     """
 
-    def __init__(self, model: Any, *, max_batch_size: int, max_model_len: int, version: int = 0) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        max_batch_size: int,
+        max_model_len: int,
+        kv_cache_tokens: int | None = None,
+        decode: Decode | None = None,
+        version: int = 0,
+    ) -> None:
         _check_attention(model.config, max_model_len)
+        if kv_cache_tokens is not None and kv_cache_tokens < max_model_len:
+            raise EngineError(
+                f"kv_cache_tokens is {kv_cache_tokens}: a sequence of rollout.max_model_len {max_model_len} "
+                "does not fit"
+            )
+        if kv_cache_tokens is None:
+            affordable = affordable_tokens(model.config, model.dtype, get_device(model.device.type))
+            kv_cache_tokens = max(max_model_len, min(2 * max_batch_size * max_model_len, affordable))
         model.set_attn_implementation(ENGINE_ATTENTION)
         model.eval().requires_grad_(False)
         self.max_model_len = max_model_len
         self._vocabulary = int(model.get_input_embeddings().num_embeddings)
-        self._batch = ContinuousBatch(model, max_batch_size=max_batch_size, max_model_len=max_model_len)
+        self._decode = decode
+        self._batch = ContinuousBatch(
+            model,
+            max_batch_size=max_batch_size,
+            max_model_len=max_model_len,
+            kv_cache_tokens=kv_cache_tokens,
+        )
+        self._fast_modules = FastModules(model)
         self._receiver = BucketReceiver(dict(model.named_parameters()))
         self._version = version
         self._wake = threading.Condition()
@@ -59,7 +91,8 @@ class TorchEngine:
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         self._check(request)
         future: asyncio.Future[GenerateResult] = asyncio.get_running_loop().create_future()
-        sequence = Sequence(request, lambda result: _settle(future, future.set_result, result))
+        stop_text = StopText(request.stop, self._decode) if request.stop and self._decode else None
+        sequence = Sequence(request, lambda result: _settle(future, future.set_result, result), stop_text)
         self._submit(lambda: self._batch.waiting.append(sequence), future)
         try:
             return await future
@@ -105,6 +138,7 @@ class TorchEngine:
         def finish() -> None:
             self._check_updating()
             self._receiver.finish()
+            self._fast_modules.refresh()
             self._batch.preempt()
             self._version = version
             self._updating = False
@@ -122,6 +156,7 @@ class TorchEngine:
             self._paused_seconds,
             len(self._batch.running),
             len(self._batch.waiting),
+            self._batch.cached_tokens,
         )
 
     async def watch(self) -> None:
@@ -159,6 +194,14 @@ class TorchEngine:
             )
         if not 0 <= request.temperature < float("inf"):
             raise EngineError(f"temperature is {request.temperature}: use 0 (greedy) or a positive number")
+        if not 0 < request.top_p <= 1:
+            raise EngineError(f"top_p is {request.top_p}: use a number above 0 and up to 1 (all tokens)")
+        if request.top_k != -1 and request.top_k < 1:
+            raise EngineError(f"top_k is {request.top_k}: use a positive number, or -1 (all tokens)")
+        if request.stop and self._decode is None:
+            raise EngineError(f"the engine has no tokenizer to find the stop texts {request.stop} with")
+        if not all(request.stop):
+            raise EngineError("one of the stop texts is empty: every turn would end at once")
 
     def _submit(self, command: Callable[[], None], caller: asyncio.Future[Any] | None = None) -> None:
         """Hands a command to the computing thread; `caller` fails if that thread ends before it is settled."""
@@ -240,11 +283,16 @@ class TorchEngine:
                 self._wake.wait()
 
 
-def load_torch_engine(path: str, *, dtype: str, device: torch.device, **limits: int) -> TorchEngine:
-    """An engine for the model in `path` (directory or hub id).
-
-    Args:
-        limits: `max_batch_size` and `max_model_len`.
+def load_torch_engine(
+    path: str,
+    *,
+    dtype: str,
+    device: torch.device,
+    max_batch_size: int,
+    max_model_len: int,
+    kv_cache_tokens: int | None = None,
+) -> TorchEngine:
+    """An engine for the model in `path` (directory or hub id), with its tokenizer if it has one.
 
     Raises:
         OSError: no model there.
@@ -253,7 +301,26 @@ def load_torch_engine(path: str, *, dtype: str, device: torch.device, **limits: 
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
-    return TorchEngine(model.to(device), **limits)
+    return TorchEngine(
+        model.to(device),
+        max_batch_size=max_batch_size,
+        max_model_len=max_model_len,
+        kv_cache_tokens=kv_cache_tokens,
+        decode=_load_decode(path),
+    )
+
+
+def _load_decode(path: str) -> Decode | None:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        log.info("no tokenizer in %s, so no stop texts: %s", path, error)
+        return None
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes up where there are no files
+        return None
+    return lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def _check_attention(config: Any, max_model_len: int) -> None:

@@ -25,6 +25,9 @@ class GenerateRequest:
         max_tokens: most tokens to sample.
         temperature: 0 is greedy.
         stop_token_ids: sampling one of these ends the turn; it is part of the result.
+        stop: the turn also ends with the token that completes one of these texts; it is part of the result.
+        top_p, top_k: sample among the most likely tokens only (1 and -1: among all). The log-probs are then those of
+            the truncated distribution, which can't be trained on.
         seed: with the same weights and prompt, the same tokens.
         min_version: an engine with older weights must not serve it.
     """
@@ -36,6 +39,9 @@ class GenerateRequest:
     stop_token_ids: tuple[int, ...]
     seed: int
     min_version: int = 0
+    stop: tuple[str, ...] = ()
+    top_p: float = 1.0
+    top_k: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,8 @@ class EngineStats:
     """Counters since the engine started, and what it does now.
 
     Attributes:
+        prompt_tokens: computed as part of a prompt.
+        cached_tokens: of prompts, reused from earlier ones.
         busy_seconds: time with at least one sequence being computed.
         paused_seconds: time spent paused for updates.
     """
@@ -101,6 +109,7 @@ class EngineStats:
     paused_seconds: float
     running: int
     waiting: int
+    cached_tokens: int = 0
 
 
 class Engine(Protocol):
@@ -157,6 +166,7 @@ class ValidationReport:
         episodes: judged ones.
         failed: those that infrastructure kept from being judged; in no mean.
         version_first, version_last: policy versions of the oldest and newest token sampled.
+        accuracies: by environment, where there are several.
     """
 
     accuracy: float
@@ -166,6 +176,7 @@ class ValidationReport:
     version_first: int
     version_last: int
     seconds: float
+    accuracies: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +207,11 @@ class RolloutService(Protocol):
     """The rollout side as the trainer sees it."""
 
     async def take_batch(self, version: int) -> Batch:
-        """The next batch within the staleness bound of `version`; waits until there is one.
+        """The next batch within the staleness bound; waits until there is one.
+
+        Args:
+            version: of the trainer's weights; by the time there is a batch they may have been published anew, and the
+                batch then says so.
 
         Raises:
             RolloutEnded: no further batch will come.
@@ -208,8 +223,16 @@ class RolloutService(Protocol):
         """The batch was trained: its episodes end as `trained`."""
         ...
 
-    async def begin_publish(self) -> None:
-        """Pauses the engines for an update; without partial rollouts, after the running episodes have finished."""
+    async def begin_publish(self, reload: bool = False) -> None:
+        """Pauses the engines for an update; without partial rollouts, after the running episodes have finished.
+
+        Args:
+            reload: the weights of the current version once more, for engines that wait for them; the others go on.
+        """
+        ...
+
+    async def weights_wanted(self) -> None:
+        """Returns when an engine has started anew and needs the current weights before it can serve."""
         ...
 
     async def publish_bucket(self, bucket: Bucket) -> None:
@@ -217,7 +240,7 @@ class RolloutService(Protocol):
         ...
 
     async def finish_publish(self, version: int) -> PublishReport:
-        """Resumes the engines under `version` and opens the gate.
+        """Resumes the engines under `version` and, if it is a new one, opens the gate.
 
         Raises:
             EngineError: no engine accepted the update.
@@ -233,6 +256,14 @@ class RolloutService(Protocol):
         ...
 
     async def status(self) -> RolloutStatus: ...
+
+    async def engine_lost(self, name: str, restarting: bool) -> None:
+        """The host says that an engine's process has ended, and whether it starts another one in its place."""
+        ...
+
+    async def engine_restarted(self, name: str) -> None:
+        """The host has started it; it takes requests again once it has the current weights."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,3 +294,50 @@ class TrainerService(Protocol):
     async def status(self, after_step: int) -> TrainerStatus:
         """State now. `metrics` is the row of the first step later than `after_step`, if there is one."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedTask:
+    """What became of the samples of one task.
+
+    Attributes:
+        judged: samples that count; the others were spoiled by infrastructure.
+        solved: of those judged.
+        rewards, turns: of each judged sample.
+        failures: samples that nobody judged or that were cut off, by fate.
+    """
+
+    environment: str
+    task_id: str
+    judged: int
+    solved: int
+    rewards: list[float]
+    turns: list[int]
+    failures: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationReport:
+    """A whole evaluation, task by task."""
+
+    tasks: list[EvaluatedTask]
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationStatus:
+    """How far an evaluation is: episodes done, of how many, and how many were solved."""
+
+    done: int
+    total: int
+    solved: int
+
+
+class EvaluationService(Protocol):
+    """An evaluation as its supervisor sees it."""
+
+    async def evaluate(self) -> EvaluationReport:
+        """Plays all tasks; called once."""
+        ...
+
+    async def status(self) -> EvaluationStatus: ...

@@ -20,7 +20,8 @@ class Task:
         answer: what the environment or the agent compares with; any JSON value.
         id: stable name of the task; by default `<split>-<index>`.
         data: every further column of the row.
-        index: position in the data set, from 0.
+        environment: name of the environment it belongs to, among several that are trained together.
+        index: position in the data set, from 0; several environments' tasks are counted through.
         epoch: pass over the data set, from 0.
         split: `train`, or `val` when the episode only measures.
     """
@@ -29,6 +30,7 @@ class Task:
     answer: Any = None
     id: str = ""
     data: dict[str, Any] = field(default_factory=dict)
+    environment: str = "default"
     index: int = 0
     epoch: int = 0
     split: Split = "train"
@@ -46,7 +48,7 @@ class Fate(StrEnum):
     TRAINED = "trained"
     """Its tokens were in an optimiser step."""
     STALE = "stale"
-    """Older than the staleness bound when a batch was taken."""
+    """Older than the staleness bound when a batch was taken, and not to be played again."""
     FILTERED = "filtered"
     """Its group had no variance in rewards."""
     GROUP_INCOMPLETE = "group_incomplete"
@@ -60,7 +62,7 @@ class Fate(StrEnum):
     TIMEOUT = "timeout"
     """It ran longer than `rollout.episode_timeout`."""
     TRUNCATED = "truncated"
-    """It outgrew the context and was not scored."""
+    """A token limit cut it, and `rollout.on_truncation` or the lack of any sampled token keeps it out of training."""
     CANCELLED = "cancelled"
     """The run ended first."""
     SUPERSEDED = "superseded"
@@ -77,7 +79,8 @@ class FateRecord:
         version_ended: policy version when the fate was sealed.
         reward: None when nobody judged it.
         tokens: sampled tokens.
-        seconds: wall time from dispatch to the end of the agent's run.
+        attempts: how often it was played; all other numbers are of the last time.
+        seconds: wall time from the start to the end of the agent's run.
         time: Unix time of the fate.
     """
 
@@ -96,3 +99,5 @@ class FateRecord:
     tokens: int
     seconds: float
     time: float
+    environment: str = "default"
+    attempts: int = 1

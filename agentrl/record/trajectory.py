@@ -94,6 +94,7 @@ class Trajectory:
     """An episode as training data: who it was, what it earned, and its branches.
 
     Attributes:
+        environment: name of the environment its task belongs to.
         reward: of the episode, never weighted by turns or branches.
         reward_parts: named parts of it, for the report.
         status: `completed`, `truncated` (a limit cut it, the agent scored it all the same) or `aborted`.
@@ -114,12 +115,19 @@ class Trajectory:
     timings: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
+    environment: str = "default"
 
     @property
     def oldest_version(self) -> int | None:
         """The oldest policy version among the episode's trained tokens; None if there are none."""
         versions = [b.oldest_version for b in self.branches if b.oldest_version is not None]
         return min(versions, default=None)
+
+    @property
+    def newest_version(self) -> int | None:
+        """The newest policy version among them; None if there are none."""
+        versions = [int(b.trained_versions.max()) for b in self.branches if b.trained_tokens]
+        return max(versions, default=None)
 
     @property
     def turns(self) -> int:
@@ -148,6 +156,12 @@ class Group:
         versions = [t.oldest_version for t in self.trajectories if t.oldest_version is not None]
         return min(versions, default=self.version_admitted)
 
+    @property
+    def newest_version(self) -> int:
+        """The newest policy version among them."""
+        versions = [t.newest_version for t in self.trajectories if t.newest_version is not None]
+        return max(versions, default=self.version_admitted)
+
 
 @dataclass(slots=True)
 class Batch:
@@ -156,12 +170,15 @@ class Batch:
     Attributes:
         version: policy version of the weights that will train on it.
         metrics: of the rollout side since the last batch, as they stand in `metrics.jsonl`.
+        min_version: tokens sampled under an older version are not trained, though their episodes stay in the statistics
+            of their groups; None trains all.
     """
 
     id: int
     version: int
     groups: list[Group]
     metrics: dict[str, float] = field(default_factory=dict)
+    min_version: int | None = None
 
     @property
     def trajectories(self) -> list[Trajectory]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 
-from agentrl.record import Batch, Trajectory
+import numpy as np
+
+from agentrl.record import Batch, Group, Trajectory
 from agentrl.rollout.episode import Outcome
 
 
@@ -40,6 +43,11 @@ class RewardWindow:
             "episode/seconds": statistics.fmean(t.timings["episode"] for t in judged),
             "episode/truncated": statistics.fmean(t.status == "truncated" for t in judged),
         }
+        environments = sorted({t.environment for t in judged})
+        for name in environments if len(environments) > 1 or environments != ["default"] else []:
+            own = [t for t in judged if t.environment == name]
+            result[f"environment/{name}/reward"] = statistics.fmean(t.reward for t in own)
+            result[f"environment/{name}/share"] = len(own) / len(judged)
         for name in sorted({name for t in judged for name in t.reward_parts}):
             values = [t.reward_parts[name] for t in judged if name in t.reward_parts]
             result[f"reward/parts/{name}"] = statistics.fmean(values)
@@ -48,13 +56,16 @@ class RewardWindow:
 
 def staleness_metrics(batch: Batch) -> dict[str, float]:
     """How old a batch is, in policy versions: by each trajectory's oldest token, and weighted by tokens."""
-    oldest = [batch.version - t.oldest_version for t in batch.trajectories if t.oldest_version is not None]
-    tokens, lags = 0, 0
+    oldest: list[int] = []
+    tokens, lags, masked = 0, 0, 0
     for trajectory in batch.trajectories:
-        for branch in trajectory.branches:
-            trained = branch.trained_versions
-            tokens += trained.size
-            lags += batch.version * trained.size - int(trained.sum())
+        versions = np.concatenate([branch.trained_versions for branch in trajectory.branches])
+        trained = versions if batch.min_version is None else versions[versions >= batch.min_version]
+        masked += versions.size - trained.size
+        tokens += trained.size
+        lags += batch.version * trained.size - int(trained.sum())
+        if trained.size:
+            oldest.append(batch.version - int(trained.min()))
     result = {
         "staleness/lag_max": float(max(oldest)),
         "staleness/lag_mean": statistics.fmean(oldest),
@@ -63,9 +74,49 @@ def staleness_metrics(batch: Batch) -> dict[str, float]:
         "tokens/trained": float(tokens),
         "reward/trained_mean": statistics.fmean(t.reward for t in batch.trajectories),
     }
+    if batch.min_version is not None:
+        result["staleness/masked_fraction"] = masked / (masked + tokens)
     for lag in range(int(result["staleness/lag_max"]) + 1):
         result[f"staleness/lag_{lag}"] = statistics.fmean(value == lag for value in oldest)
     return result
+
+
+def comes_too_late(trajectory: Trajectory, batch: Batch) -> bool:
+    """Whether no token of a batch's trajectory is young enough to be trained: it only counts in its group."""
+    newest = trajectory.newest_version
+    return batch.min_version is not None and newest is not None and newest < batch.min_version
+
+
+class StaleShares:
+    """Which share of the finished trajectories came too late, by their length: dropping filters against long answers.
+
+    Counted since the start of the run, in bins of sampled tokens that double in width.
+    """
+
+    def __init__(self) -> None:
+        self._all: Counter[int] = Counter()
+        self._stale: Counter[int] = Counter()
+
+    def add(self, batch: Batch) -> None:
+        """These were trained, as far as they did not come too late."""
+        for trajectory in batch.trajectories:
+            self._add(trajectory, stale=comes_too_late(trajectory, batch))
+
+    def add_stale(self, group: Group) -> None:
+        """These came too late."""
+        for trajectory in group.trajectories:
+            self._add(trajectory, stale=True)
+
+    def _add(self, trajectory: Trajectory, *, stale: bool) -> None:
+        size = trajectory.sampled_tokens.bit_length()
+        self._all[size] += 1
+        self._stale[size] += stale
+
+    def metrics(self) -> dict[str, float]:
+        """The share of every bin seen so far, once any came too late; `tokens_64` holds 64 to 127."""
+        if not self._stale.total():
+            return {}
+        return {f"staleness/stale_share/tokens_{2**size // 2}": self._stale[size] / n for size, n in self._all.items()}
 
 
 def _mixed(trajectory: Trajectory) -> bool:

@@ -7,7 +7,7 @@ from typing import Literal
 from agentrl.record import Group
 from agentrl.rollout.gate import StalenessGate
 
-OnStale = Literal["wait", "drop", "train"]
+OnStale = Literal["wait", "drop", "requeue", "mask", "train"]
 
 
 class Buffer:
@@ -15,8 +15,8 @@ class Buffer:
 
     Args:
         batch_groups: groups of a batch.
-        on_stale: `wait` forms batches so that no group passes the bound; `drop` gives up those that did; `train`
-            trains them all the same.
+        on_stale: `wait` forms batches so that no group passes the bound; `drop` and `requeue` give up those that did,
+            `mask` those with nothing left within it; `train` trains them all the same.
     """
 
     def __init__(self, gate: StalenessGate, *, batch_groups: int, on_stale: OnStale) -> None:
@@ -37,10 +37,16 @@ class Buffer:
         self._gate.finished(group.id, oldest)
 
     def drop_stale(self) -> list[Group]:
-        """Takes out the groups that would pass the bound now. Under `wait` there are none."""
+        """Takes out the groups that can't be trained within the bound any more. Under `wait` there are none as long as
+        new weights are published when the batches of the last ones are taken: see `StalenessGate.surplus`."""
         if self._on_stale == "train":
             return []
         stale = [group_id for group_id, oldest in self._oldest.items() if self._gate.is_stale(oldest)]
+        if self._on_stale == "wait":
+            surplus = self._gate.surplus()
+            stale += [group_id for group_id in self._groups if group_id in surplus and group_id not in stale]
+        if self._on_stale == "mask":
+            stale = [group_id for group_id in stale if self._gate.is_stale(self._groups[group_id].newest_version)]
         for group_id in stale:
             self._gate.removed(group_id)
         return [self._remove(group_id) for group_id in stale]

@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from agentrl.record import Group, NoProgress, Task
+from agentrl.record import Fate, Group, NoProgress, Task
 from agentrl.rollout.buffer import Buffer
 from agentrl.rollout.episode import EpisodeRunner, Outcome
 from agentrl.rollout.filters import group_fate
 from agentrl.rollout.gate import StalenessGate
 from agentrl.rollout.ledger import Ledger
+from agentrl.rollout.schedule import TaskSchedule
 from agentrl.rollout.signal import Signal
+
+_RETRY_SECONDS = 0.25
+"""Pause before a failed episode is played again; doubles with every attempt."""
+_INFRASTRUCTURE = (Fate.ENV_ERROR, Fate.ENGINE_ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A group to be played: a task and the members that have no fate yet."""
+
+    group_id: str
+    task: Task
+    members: tuple[str, ...]
 
 
 class Dispatcher:
     """One task of the data becomes a group of `group_size` episodes; each ends with exactly one fate.
 
-    A group whose members can't all be used trains with the rest; one that is not worth training leaves the gate, and
-    its place is refilled with the next task. No episode is started that the gate did not admit.
+    An episode that infrastructure spoiled is played again, at most `max_attempts` times in all. A group whose members
+    can't all be used trains with the rest; one that is not worth training leaves the gate, and its place is refilled
+    with the next task. No episode is started that the gate did not admit.
 
     Args:
         needs_baseline, filter_zero_variance: see `filters.group_fate`.
@@ -31,7 +47,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        tasks: Iterator[Task],
+        schedule: TaskSchedule,
         runner: EpisodeRunner,
         *,
         gate: StalenessGate,
@@ -39,68 +55,115 @@ class Dispatcher:
         ledger: Ledger,
         changed: Signal,
         group_size: int,
+        max_attempts: int,
         needs_baseline: bool,
         filter_zero_variance: bool,
         max_untrainable: int,
         filtered: Callable[[list[Outcome]], None],
     ) -> None:
-        self._tasks = tasks
+        self._schedule = schedule
         self._runner = runner
         self._gate = gate
         self._buffer = buffer
         self._ledger = ledger
         self._changed = changed
         self._group_size = group_size
+        self._max_attempts = max_attempts
         self._needs_baseline = needs_baseline
         self._filter_zero_variance = filter_zero_variance
         self._max_untrainable = max_untrainable
         self._filtered = filtered
+        self._numbers = itertools.count()
+        self._plans: dict[str, _Plan] = {}
+        self._again: deque[_Plan] = deque()
         self._untrainable: Counter[str] = Counter()
         self._untrainable_groups = 0
         self.admitting = True
-        self.exhausted = False
+        self.tasks_left = True
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing is left to start."""
+        return not self.tasks_left and not self._again
 
     async def run(self) -> None:
-        """Dispatches until the tasks are used up and the last group has ended.
+        """Dispatches until cancelled: when the tasks are used up, there may still be groups to play again.
 
         Raises:
             NoProgress: group after group ends without anything to train (in an ExceptionGroup).
         """
         async with asyncio.TaskGroup() as groups:
-            for number in itertools.count():
-                await self._changed.wait_until(lambda: self.admitting and self._gate.capacity() > 0)
-                task = next(self._tasks, None)
-                if task is None:
-                    break
-                group_id = f"g{number}"
-                version = self._gate.admit(group_id)
-                members = [f"{group_id}.{member}" for member in range(self._group_size)]
-                for episode_id in members:
-                    self._ledger.dispatch(episode_id, group_id, task, version)
-                groups.create_task(self._play_group(task, group_id, members, version))
-            self.exhausted = True
-            self._changed.notify()
+            while True:
+                await self._changed.wait_until(
+                    lambda: not self.exhausted and self.admitting and self._gate.capacity() > 0
+                )
+                plan = self._again.popleft() if self._again else self._next_plan()
+                if plan is None:
+                    self.tasks_left = False
+                    self._changed.notify()
+                    continue
+                version = self._gate.admit(plan.group_id, len(plan.members))
+                for episode_id in plan.members:
+                    self._ledger.admitted_again(episode_id, version)
+                groups.create_task(self._play_group(plan, version))
 
-    async def _play_group(self, task: Task, group_id: str, members: list[str], version: int) -> None:
+    def play_again(self, group: Group) -> list[str]:
+        """Puts a finished group that came too late back in line, ahead of the next tasks; it has left the gate.
+
+        Returns:
+            the members that have used up their attempts, which are not played again.
+        """
+        plan = self._plans.pop(group.id)
+        members = [trajectory.episode_id for trajectory in group.trajectories]
+        left = tuple(member for member in members if self._ledger.attempts(member) < self._max_attempts)
+        if left:
+            self._again.append(_Plan(plan.group_id, plan.task, left))
+            self._changed.notify()
+        return [member for member in members if member not in left]
+
+    def forget(self, group: Group) -> None:
+        """A group has ended for good."""
+        self._plans.pop(group.id, None)
+
+    def _next_plan(self) -> _Plan | None:
+        task = next(self._schedule, None)
+        if task is None:
+            return None
+        group_id = f"g{next(self._numbers)}"
+        plan = _Plan(group_id, task, tuple(f"{group_id}.{member}" for member in range(self._group_size)))
+        for episode_id in plan.members:
+            self._ledger.dispatch(episode_id, group_id, task, self._gate.version)
+        return plan
+
+    async def _play_group(self, plan: _Plan, version: int) -> None:
+        self._plans[plan.group_id] = plan
         async with asyncio.TaskGroup() as episodes:
-            playing = [episodes.create_task(self._play(task, group_id, episode_id, version)) for episode_id in members]
-        self._settle(group_id, version, dict(zip(members, (task.result() for task in playing), strict=True)))
+            playing = [episodes.create_task(self._play(plan, episode_id, version)) for episode_id in plan.members]
+        self._settle(plan, version, dict(zip(plan.members, (task.result() for task in playing), strict=True)))
         self._changed.notify()
 
-    async def _play(self, task: Task, group_id: str, episode_id: str, version: int) -> Outcome:
+    async def _play(self, plan: _Plan, episode_id: str, version: int) -> Outcome:
         try:
-            outcome = await self._runner.play(task, group_id=group_id, episode_id=episode_id, version=version)
+            while True:
+                attempt = self._ledger.attempt(episode_id)
+                outcome = await self._runner.play(
+                    plan.task, group_id=plan.group_id, episode_id=episode_id, version=version, attempt=attempt
+                )
+                if outcome.failure not in _INFRASTRUCTURE or attempt >= self._max_attempts:
+                    break
+                await asyncio.sleep(_RETRY_SECONDS * 2 ** (attempt - 1))
         finally:
-            self._gate.episode_ended()
+            self._gate.episode_ended(plan.group_id)
             self._changed.notify()
         self._ledger.ended(episode_id, outcome)
         return outcome
 
-    def _settle(self, group_id: str, version: int, outcomes: dict[str, Outcome]) -> None:
+    def _settle(self, plan: _Plan, version: int, outcomes: dict[str, Outcome]) -> None:
         now = self._gate.version
         for episode_id, outcome in outcomes.items():
             if outcome.failure is not None:
                 self._ledger.seal(episode_id, outcome.failure, outcome.reason, now)
+        self._schedule.observe(plan.task, [o.reward.value for o in outcomes.values() if o.reward is not None])
         usable = {episode_id: outcome for episode_id, outcome in outcomes.items() if outcome.usable}
         verdict = group_fate(
             list(outcomes.values()),
@@ -110,15 +173,16 @@ class Dispatcher:
         if verdict is None:
             self._filtered([outcome for outcome in outcomes.values() if not outcome.usable])
             trajectories = [outcome.trajectory for outcome in usable.values() if outcome.trajectory is not None]
-            self._buffer.put(Group(group_id, trajectories, version))
+            self._buffer.put(Group(plan.group_id, trajectories, version))
             self._untrainable.clear()
             self._untrainable_groups = 0
             return
         self._filtered(list(outcomes.values()))
+        del self._plans[plan.group_id]
         fate, reason = verdict
         for episode_id in usable:
             self._ledger.seal(episode_id, fate, reason, now)
-        self._gate.removed(group_id)
+        self._gate.removed(plan.group_id)
         self._count_untrainable([outcome.reason or reason for outcome in outcomes.values()])
 
     def _count_untrainable(self, reasons: list[str]) -> None:

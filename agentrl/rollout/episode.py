@@ -7,11 +7,12 @@ import copy
 import inspect
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from agentrl.config import RunConfig
+from agentrl.config.schema import MixedEnvironmentConfig
 from agentrl.record import (
     AgentRLError,
     ContextOverflow,
@@ -63,41 +64,53 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """The user's classes, found and checked."""
+    """The user's classes for one environment, found and checked, with the arguments of their constructors."""
 
     loop: type[AgentLoop]
-    env: type[Env] | None
+    env: type[Env] | None = None
+    loop_args: Mapping[str, Any] = field(default_factory=dict)
+    env_args: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, config: RunConfig) -> Plugins:
-        """What `agent` and `env` of a config name.
+    def load(cls, config: RunConfig) -> dict[str, Plugins]:
+        """What a config names as agents and environments, by environment.
 
         Raises:
             PluginError: not found, of the wrong kind, or not built with these arguments.
         """
+        return {
+            name: cls._load(environment, f"environments.{name}." if config.environments else "")
+            for name, environment in config.mixture.items()
+        }
+
+    @classmethod
+    def _load(cls, config: MixedEnvironmentConfig, prefix: str) -> Plugins:
         env: type[Env] | None = None
         kwargs = dict(config.agent.args)
         if config.env.cls is not None:
-            env = load_class(config.env.cls, Env, key="env.cls", kwargs=config.env.args)
+            env = load_class(config.env.cls, Env, key=f"{prefix}env.cls", group="agentrl.envs", kwargs=config.env.args)
             kwargs["env"] = None
-        loop = load_class(config.agent.loop, AgentLoop, key="agent.loop", kwargs=kwargs)
-        return cls(loop, env)
+        loop = load_class(
+            config.agent.loop, AgentLoop, key=f"{prefix}agent.loop", group="agentrl.agents", kwargs=kwargs
+        )
+        return cls(loop, env, config.agent.args, config.env.args)
 
 
 class EpisodeRunner:
-    """Plays episodes with the agent and environment of a config.
+    """Plays episodes with the agents and environments of a config.
 
-    A failure never escapes as an exception and never becomes a reward: it comes back typed. Only a cancellation
-    from outside passes through.
+    A failure never escapes as an exception, and becomes a reward only where the config says `score`: it comes back
+    typed. Only a cancellation from outside passes through.
 
     Args:
-        ended: told the id of every episode that is over.
+        plugins: by environment.
+        ended: told the id of every session that is over.
     """
 
     def __init__(
         self,
         config: RunConfig,
-        plugins: Plugins,
+        plugins: Mapping[str, Plugins],
         chat_format: ChatFormat,
         generator: Generator,
         ended: Callable[[str], None] = lambda episode_id: None,
@@ -109,9 +122,10 @@ class EpisodeRunner:
         self._ended = ended
         self._explained: set[str] = set()
 
-    async def play(self, task: Task, *, group_id: str, episode_id: str, version: int) -> Outcome:
+    async def play(self, task: Task, *, group_id: str, episode_id: str, version: int, attempt: int = 1) -> Outcome:
         """Plays `task` once; no weights older than `version` answer. The agent gets a copy of its own."""
         task = copy.deepcopy(task)
+        plugins = self._plugins[task.environment]
         session = Session(
             episode_id,
             self._format,
@@ -119,16 +133,23 @@ class EpisodeRunner:
             self._limits(task),
             seed=self._config.data.seed,
             min_version=version,
+            attempt=attempt,
+            one_version=task.split == "train" and not self._config.async_training.partial_rollout,
         )
         started = time.monotonic()
-        reward, failure, reason = await self._judge(task, session)
+        reward, failure, reason = await self._judge(task, plugins, session)
         seconds = time.monotonic() - started
         if failure is None and not session.graph.turns:
-            failure, reason = Fate.AGENT_ERROR, f"{self._config.agent.loop} returned without any model call"
+            failure, reason = Fate.AGENT_ERROR, f"{plugins.loop.__name__} returned without any model call"
+        cut = any(turn.finish_reason == "length" for turn in session.graph.turns)
+        status: Status = "truncated" if cut or failure is Fate.TRUNCATED else "aborted" if failure else "completed"
+        if task.split == "train" and session.graph.turns:
+            if failure is None and cut and self._policy(Fate.TRUNCATED) == "exclude":
+                failure, reason = Fate.TRUNCATED, "a turn was cut by its token limit"
+            elif failure is not None and self._policy(failure) == "score":
+                reward, failure = Reward(self._config.rollout.unscored_reward), None
         trajectory = None
         if session.graph.turns:
-            cut = any(turn.finish_reason == "length" for turn in session.graph.turns)
-            status: Status = "aborted" if failure else "truncated" if cut else "completed"
             trajectory = Trajectory(
                 episode_id=episode_id,
                 group_id=group_id,
@@ -142,24 +163,41 @@ class EpisodeRunner:
                 version_admitted=version,
                 timings={"episode": seconds},
                 info=reward.info if reward else {},
+                environment=task.environment,
             )
         return Outcome(trajectory, reward if failure is None else None, failure, reason, seconds)
 
+    def _policy(self, failure: Fate) -> str:
+        """What the config says of failures of this kind; those of infrastructure are never scored."""
+        rollout = self._config.rollout
+        policies = {
+            Fate.AGENT_ERROR: rollout.on_agent_error,
+            Fate.TIMEOUT: rollout.on_timeout,
+            Fate.TRUNCATED: rollout.on_truncation,
+        }
+        return policies.get(failure, "exclude")
+
     def _limits(self, task: Task) -> SamplingLimits:
         config = self._config
-        temperature = config.rollout.temperature if task.split == "train" else config.val.temperature
-        return SamplingLimits(
-            temperature, config.data.max_prompt_length, config.data.max_response_length, config.rollout.max_model_len
+        limits = SamplingLimits(
+            temperature=config.rollout.temperature,
+            max_prompt_length=config.data.max_prompt_length,
+            max_response_length=config.data.max_response_length,
+            max_model_len=config.rollout.max_model_len,
+            stop=config.rollout.stop,
         )
+        if task.split == "train":
+            return limits
+        return replace(limits, temperature=config.val.temperature, top_p=config.val.top_p, top_k=config.val.top_k)
 
-    async def _judge(self, task: Task, session: Session) -> tuple[Reward | None, Fate | None, str]:
+    async def _judge(self, task: Task, plugins: Plugins, session: Session) -> tuple[Reward | None, Fate | None, str]:
         limit = self._config.rollout.episode_timeout
         env: Env | None = None
         playing: asyncio.Task[Any] | None = None
         try:
-            env = self._build_env()
+            env = _build_env(plugins)
             # In a task of its own: an agent may cancel itself, or swallow its cancellation, without holding the runner.
-            playing = asyncio.create_task(self._run(task, session, env))
+            playing = asyncio.create_task(_run(task, plugins, session, env))
             await asyncio.wait({playing}, timeout=limit)
             if not playing.done():
                 return None, Fate.TIMEOUT, f"ran longer than rollout.episode_timeout = {limit:g} s"
@@ -185,48 +223,49 @@ class EpisodeRunner:
             if env is not None:
                 await _close(env, session.episode_id)
 
-    async def _run(self, task: Task, session: Session, env: Env | None) -> Any:
-        try:
-            kwargs = dict(self._config.agent.args)
-            if env is not None:
-                kwargs["env"] = env
-            loop = self._plugins.loop(**kwargs)
-            if inspect.iscoroutinefunction(loop.run):
-                return await loop.run(task, session)
-            policy = BlockingPolicy(session, asyncio.get_running_loop())
-            try:
-                result = await in_thread(lambda: loop.run(task, policy))
-            finally:
-                policy.cancel()
-            if inspect.iscoroutine(result):
-                result.close()
-                raise TypeError(
-                    f"{self._config.agent.loop}: run is a plain function but returns a coroutine: "
-                    "declare it `async def`"
-                )
-            return result
-        except SystemExit as error:
-            raise RuntimeError(f"the agent called exit({error.code!r})") from error
 
-    def _build_env(self) -> Env | None:
-        if self._plugins.env is None:
-            return None
+async def _run(task: Task, plugins: Plugins, session: Session, env: Env | None) -> Any:
+    try:
+        kwargs = dict(plugins.loop_args)
+        if env is not None:
+            kwargs["env"] = env
+        loop = plugins.loop(**kwargs)
+        if inspect.iscoroutinefunction(loop.run):
+            return await loop.run(task, session)
+        policy = BlockingPolicy(session, asyncio.get_running_loop())
         try:
-            return self._plugins.env(**self._config.env.args)
-        except AgentRLError:
-            raise
-        except Exception as error:
-            raise EnvError(f"{self._config.env.cls} could not be built: {_describe(error)}") from error
+            result = await in_thread(lambda: loop.run(task, policy))
+        finally:
+            policy.cancel()
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError(
+                f"{plugins.loop.__name__}: run is a plain function but returns a coroutine: declare it `async def`"
+            )
+        return result
+    except SystemExit as error:
+        raise RuntimeError(f"the agent called exit({error.code!r})") from error
+
+
+def _build_env(plugins: Plugins) -> Env | None:
+    if plugins.env is None:
+        return None
+    try:
+        return plugins.env(**plugins.env_args)
+    except AgentRLError:
+        raise
+    except Exception as error:
+        raise EnvError(f"{plugins.env.__name__} could not be built: {_describe(error)}") from error
 
 
 async def _end(playing: asyncio.Task[Any], episode_id: str) -> None:
     """Cancels an agent that still runs; one that does not let itself be cancelled is left behind, and said so."""
-    if playing.done():
-        return
     playing.cancel()
     await asyncio.wait({playing}, timeout=_CLOSE_SECONDS)
     if not playing.done():
         log.error("episode %s: its agent swallows its cancellation and goes on running", episode_id)
+    elif not playing.cancelled():
+        playing.exception()  # Nobody asks for it where the episode itself was cancelled; asyncio would complain.
 
 
 async def _close(env: Env, episode_id: str) -> None:

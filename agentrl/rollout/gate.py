@@ -12,9 +12,10 @@ from agentrl.config import RunConfig
 
 @dataclass(slots=True)
 class _Live:
-    """A group between admission and training. `oldest`: no trained token of it is older."""
+    """A group between admission and training. `oldest`: no trained token of it is older; `episodes`: still running."""
 
     oldest: int
+    episodes: int = 0
     finished: bool = False
 
 
@@ -45,7 +46,6 @@ class StalenessGate:
         version: int = 0,
     ) -> None:
         self.version = version
-        self.running_episodes = 0
         self.taken_groups = 0
         self.batches_taken = 0
         self._batch = batch_groups
@@ -69,6 +69,10 @@ class StalenessGate:
         )
 
     @property
+    def running_episodes(self) -> int:
+        return sum(group.episodes for group in self._live.values())
+
+    @property
     def running_groups(self) -> int:
         return sum(not group.finished for group in self._live.values())
 
@@ -87,17 +91,17 @@ class StalenessGate:
         by_staleness = self._limit - (len(self._live) + self.taken_groups)
         return max(0, min(by_episodes, by_staleness))
 
-    def admit(self, group_id: str) -> int:
-        """Starts a group; returns its admission version."""
+    def admit(self, group_id: str, episodes: int | None = None) -> int:
+        """Starts a group, of which `episodes` are played (default: all); returns its admission version."""
         if not self.capacity():
             raise RuntimeError("the gate is closed: check capacity() before admit()")
-        self._live[group_id] = _Live(self.version)
-        self.running_episodes += self._group_size
+        self._live[group_id] = _Live(self.version, self._group_size if episodes is None else episodes)
         return self.version
 
-    def episode_ended(self) -> None:
-        """One member of a running group is done, however it ended."""
-        self.running_episodes -= 1
+    def episode_ended(self, group_id: str) -> None:
+        """One member of a running group is done, however it ended; after `clear` nobody counts it any more."""
+        if group_id in self._live:
+            self._live[group_id].episodes -= 1
 
     def finished(self, group_id: str, oldest: int) -> None:
         """A group is ready to be trained; `oldest` is the oldest version among its trained tokens."""
@@ -110,7 +114,6 @@ class StalenessGate:
     def clear(self) -> None:
         """The run is over: nothing is running or queued any more."""
         self._live.clear()
-        self.running_episodes = 0
 
     def taken(self, group_ids: Iterable[str]) -> None:
         """These groups form a batch."""
@@ -137,6 +140,20 @@ class StalenessGate:
                 return False
         return True
 
+    def surplus(self) -> set[str]:
+        """Finished groups, the oldest ones, for which there are not enough batches left in time.
+
+        There are none as long as new weights are published when the batches of the last ones are taken. An engine that
+        has to be started anew between two publications may need newer weights sooner.
+        """
+        surplus: set[str] = set()
+        for j in range(max(self._max_lag, 1)):
+            due = [key for key, group in self._live.items() if group.oldest <= self.version + j - self._max_lag]
+            places = self._batch * (self._sync_steps - self.batches_taken + j * self._sync_steps)
+            finished = sorted((key for key in due if self._live[key].finished), key=lambda key: self._live[key].oldest)
+            surplus.update(finished[: max(0, len(due) - places)])
+        return surplus
+
     def lag(self, oldest: int) -> int:
         """How many versions a group lags behind the weights that would train it now."""
         return self.version - oldest
@@ -144,3 +161,8 @@ class StalenessGate:
     def is_stale(self, oldest: int) -> bool:
         """Whether training it now would pass the bound."""
         return self.lag(oldest) > self._max_lag
+
+    @property
+    def min_version(self) -> int:
+        """The oldest version that may be trained now."""
+        return self.version - self._max_lag

@@ -18,6 +18,8 @@ class _Open:
     task: Task
     version_admitted: int
     outcome: Outcome | None = None
+    attempts: int = 0
+    began: float = 0.0
 
 
 class Ledger:
@@ -44,6 +46,29 @@ class Ledger:
             raise ValueError(f"episode {episode_id} is already in flight")
         self._open[episode_id] = _Open(group_id, task, version)
         self.dispatched += 1
+
+    def attempt(self, episode_id: str) -> int:
+        """It is played once more; returns the number of the attempt, from 1."""
+        self._open[episode_id].attempts += 1
+        self._open[episode_id].began = time.monotonic()
+        return self._open[episode_id].attempts
+
+    def attempts(self, episode_id: str) -> int:
+        """How often it was played so far."""
+        return self._open[episode_id].attempts
+
+    def longest_running(self) -> str | None:
+        """The episode that has been played for longest, in words; None if none is."""
+        playing = {key: entry.began for key, entry in self._open.items() if entry.attempts and entry.outcome is None}
+        if not playing:
+            return None
+        oldest = min(playing, key=playing.__getitem__)
+        return f"{oldest} (task {self._open[oldest].task.id}, {time.monotonic() - playing[oldest]:.0f} s)"
+
+    def admitted_again(self, episode_id: str, version: int) -> None:
+        """It is to be played again, under the weights of `version` or newer."""
+        self._open[episode_id].version_admitted = version
+        self._open[episode_id].outcome = None
 
     def ended(self, episode_id: str, outcome: Outcome) -> None:
         """An episode's agent is done; its fate may come later."""
@@ -72,6 +97,8 @@ class Ledger:
             tokens=trajectory.sampled_tokens if trajectory else 0,
             seconds=round(outcome.seconds, 4) if outcome else 0.0,
             time=time.time(),
+            environment=entry.task.environment,
+            attempts=entry.attempts,
         )
         self._file.write(to_json(record) + b"\n")
         self._file.flush()

@@ -14,7 +14,8 @@ from agentrl.rollout.router import Replica, Router
 class PublishCoordinator:
     """One publication at a time: pause, load, resume.
 
-    An engine that fails on the way leaves service; the others go on. Engines are resumed whatever happens.
+    Engines that wait for weights take part and enter service with it. An engine that fails on the way leaves service;
+    the others go on. Engines are resumed whatever happens.
 
     Args:
         timeout: seconds an engine may take for any one step.
@@ -26,9 +27,21 @@ class PublishCoordinator:
         self._loading: list[Replica] = []
         self._paused = 0.0
 
-    async def begin(self) -> None:
-        """Pauses the engines and prepares them for new weights."""
-        self._loading = list(self._router.serving)
+    @property
+    def loading(self) -> list[str]:
+        """Names of the engines that take the current publication."""
+        return [replica.name for replica in self._loading]
+
+    async def begin(self, *, joining_only: bool = False) -> None:
+        """Pauses the engines and prepares them for new weights.
+
+        Raises:
+            EngineError: there is none.
+        """
+        router = self._router
+        self._loading = [*([] if joining_only else router.serving), *router.joining]
+        if not self._loading:
+            raise EngineError(f"no engine {'waits for' if joining_only else 'is left to take the'} weights")
         await self._each(lambda engine: engine.pause())
         self._paused = time.perf_counter()
         await self._each(lambda engine: engine.start_weight_update())
@@ -44,23 +57,24 @@ class PublishCoordinator:
             EngineError: no engine accepted them.
         """
         await self._each(lambda engine: engine.finish_weight_update(version))
-        for replica in self._loading:
-            replica.version = version
         await self._each(lambda engine: engine.resume())
         now = time.perf_counter()
-        return PublishReport(version, now - self._paused, drained_seconds, len(self._loading))
+        loaded, self._loading = self._loading, []
+        for replica in loaded:
+            self._router.serve(replica, version)
+        return PublishReport(version, now - self._paused, drained_seconds, len(loaded))
 
     async def _each(self, call: Callable[[Engine], Awaitable[None]]) -> None:
+        """One step on all engines. Two buckets are on their way at a time: an engine may fail both."""
+        loading = [replica for replica in self._loading if not replica.lost.is_set()]
         results = await asyncio.gather(
-            *(asyncio.wait_for(call(replica.engine), self._timeout) for replica in self._loading),
-            return_exceptions=True,
+            *(replica.ask(call(replica.engine), self._timeout) for replica in loading), return_exceptions=True
         )
-        failed: list[tuple[Replica, BaseException]] = []
-        for replica, result in zip(self._loading, results, strict=True):
+        problems: list[str] = []
+        for replica, result in zip(loading, results, strict=True):
             if isinstance(result, BaseException):
-                failed.append((replica, result))
-        for replica, error in failed:
-            self._router.fail(replica, f"weight update: {type(error).__name__}: {error}")
-            self._loading.remove(replica)
+                problems.append(str(result))
+                self._router.fail(replica, f"weight update: {type(result).__name__}: {result}")
+        self._loading = [replica for replica in self._loading if not replica.lost.is_set()]
         if not self._loading:
-            raise EngineError("no engine accepted the weight update: " + "; ".join(str(error) for _, error in failed))
+            raise EngineError("no engine accepted the weight update: " + ("; ".join(problems) or "all are gone"))

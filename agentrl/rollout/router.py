@@ -2,110 +2,174 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from asyncio import FIRST_COMPLETED, CancelledError, Event, current_task, ensure_future, wait
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TypeVar
 
 from agentrl.record import EngineError, PeerLost
 from agentrl.record.protocols import Engine, GenerateRequest, GenerateResult
 from agentrl.rollout.signal import Signal
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+class State(Enum):
+    """Where an engine is in its life."""
+
+    SERVING = auto()
+    RESTARTING = auto()
+    """Its process ended, another one is on its way."""
+    JOINING = auto()
+    """It runs, and waits for the current weights."""
+    GONE = auto()
+    """It failed and nobody restarts it."""
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One engine and what is known of it.
+    """One process of an engine, and what is known of it; the process that takes its place is another replica.
 
     Attributes:
         version: of its weights, as last published to it.
-        lost: set once it failed an update or a connection; only a full reload would bring it back.
+        lost: set when it leaves service, for ever.
     """
 
     name: str
     engine: Engine
     version: int = 0
-    lost: Event = field(default_factory=Event)
+    state: State = State.SERVING
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
     requests: set[str] = field(default_factory=set)
 
-    @property
-    def serving(self) -> bool:
-        return not self.lost.is_set()
+    async def ask(self, call: Awaitable[T], seconds: float | None = None) -> T:
+        """An answer of the engine, waited for only as long as it is there.
+
+        Raises:
+            PeerLost: it left service meanwhile, or did not answer within so many seconds.
+        """
+        work = asyncio.ensure_future(call)
+        lost = asyncio.ensure_future(self.lost.wait())
+        try:
+            await asyncio.wait((work, lost), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            raise PeerLost("the engine is gone" if lost.done() else f"no answer within {seconds} s")
+        finally:
+            work.cancel()
+            lost.cancel()
 
 
 class Router:
     """Chooses among the engines whose weights are new enough: the one that has the episode's earlier turns, else
-    the least loaded. A request whose engine is lost goes to another one, from its beginning.
+    the least loaded. A request whose engine is lost goes to another one, from its beginning; if the only engines that
+    could serve it are on their way back, it waits for them.
 
     Args:
-        changed: notified when an engine leaves service.
+        changed: notified when an engine leaves or enters service.
     """
 
     def __init__(self, engines: Mapping[str, Engine], changed: Signal) -> None:
-        self.replicas = [Replica(name, engine) for name, engine in engines.items()]
+        self.replicas = {name: Replica(name, engine) for name, engine in engines.items()}
         self._changed = changed
         self._last: dict[str, Replica] = {}
 
     @property
     def alive(self) -> bool:
-        """Whether any engine takes requests."""
-        return any(replica.serving for replica in self.replicas)
+        """Whether any engine takes requests, or will."""
+        return any(replica.state is not State.GONE for replica in self.replicas.values())
 
     @property
     def serving(self) -> list[Replica]:
-        """The engines that take requests.
+        """The engines that take requests."""
+        return self._in(State.SERVING)
 
-        Raises:
-            EngineError: none is left.
-        """
-        serving = [replica for replica in self.replicas if replica.serving]
-        if not serving:
-            raise EngineError("no engine is left")
-        return serving
+    @property
+    def joining(self) -> list[Replica]:
+        """The engines that wait for weights."""
+        return self._in(State.JOINING)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """An engine's answer.
 
         Raises:
-            EngineError: no engine may serve the request, or the one that did failed at it.
+            EngineError: no engine may serve the request or ever will, or the one that did failed at it.
         """
         while True:
-            replica = self._choose(request)
+            replica = await self._choose(request)
             replica.requests.add(request.request_id)
-            call = ensure_future(_answer(replica, request))
-            lost = ensure_future(replica.lost.wait())
             try:
-                await wait((call, lost), return_when=FIRST_COMPLETED)
-                if call.done():
-                    return call.result()
+                return await replica.ask(_answer(replica, request))
             except PeerLost as error:
                 self.fail(replica, str(error))
             finally:
-                call.cancel()
-                lost.cancel()
                 replica.requests.discard(request.request_id)
 
     def fail(self, replica: Replica, reason: str) -> None:
-        """Takes an engine out of service."""
-        if replica.serving:
-            log.error("engine %s leaves service: %s", replica.name, reason)
-        replica.lost.set()
+        """Takes an engine out of service that does not do its work. Of one that is lost already this says nothing new:
+        whether another process takes its place is for the host to say."""
+        if replica.lost.is_set():
+            return
+        log.error("engine %s leaves service: %s", replica.name, reason)
+        self._leave(replica, State.GONE)
+
+    def ended(self, name: str, *, restarting: bool) -> None:
+        """The process of an engine ended; `restarting`: another one is started in its place."""
+        log.error("engine %s leaves service%s: its process ended", name, " for a while" if restarting else "")
+        self._leave(self.replicas[name], State.RESTARTING if restarting else State.GONE)
+
+    def replaced(self, name: str) -> Replica:
+        """Another process was started in the place of one that ended; it does not answer yet."""
+        self.replicas[name] = Replica(name, self.replicas[name].engine, state=State.RESTARTING)
+        return self.replicas[name]
+
+    def started(self, replica: Replica) -> None:
+        """It answers, without the current weights."""
+        replica.state = State.JOINING
+        self._changed.notify()
+
+    def serve(self, replica: Replica, version: int) -> None:
+        """It has the weights of `version` and takes requests."""
+        if replica.state is State.JOINING:
+            log.info("engine %s is back in service", replica.name)
+        replica.state = State.SERVING
+        replica.version = version
         self._changed.notify()
 
     def forget(self, episode_id: str) -> None:
         """The episode is over: nothing more is to be kept for it."""
         self._last.pop(episode_id, None)
 
-    def _choose(self, request: GenerateRequest) -> Replica:
-        able = [replica for replica in self.serving if replica.version >= request.min_version]
-        if not able:
+    async def _choose(self, request: GenerateRequest) -> Replica:
+        def able() -> list[Replica]:
+            return [replica for replica in self.serving if replica.version >= request.min_version]
+
+        await self._changed.wait_until(lambda: bool(able()) or not (self.joining or self._in(State.RESTARTING)))
+        if not able():
+            if not self.serving:
+                raise EngineError("no engine is left")
             raise EngineError(f"no engine has weights of version {request.min_version} or newer")
-        episode_id = request.request_id.rpartition(":")[0]
+        episode_id = _episode(request)
         last = self._last.get(episode_id)
-        chosen = last if last in able else min(able, key=lambda replica: len(replica.requests))
+        chosen = last if last in able() else min(able(), key=lambda replica: len(replica.requests))
         self._last[episode_id] = chosen
         return chosen
+
+    def _leave(self, replica: Replica, state: State) -> None:
+        replica.state = state
+        replica.lost.set()
+        self._changed.notify()
+
+    def _in(self, state: State) -> list[Replica]:
+        return [replica for replica in self.replicas.values() if replica.state is state]
+
+
+def _episode(request: GenerateRequest) -> str:
+    """Requests are called `<episode>:<number>`, or `<episode>~<attempt>:<number>`."""
+    return request.request_id.rpartition(":")[0].partition("~")[0]
 
 
 async def _answer(replica: Replica, request: GenerateRequest) -> GenerateResult:
@@ -113,8 +177,8 @@ async def _answer(replica: Replica, request: GenerateRequest) -> GenerateResult:
         return await replica.engine.generate(request)
     except (EngineError, PeerLost):
         raise
-    except CancelledError:
-        task = current_task()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
         raise EngineError(f"engine {replica.name} cancelled request {request.request_id}") from None

@@ -1,44 +1,50 @@
-"""Where tasks come from, and in which order they are visited."""
+"""The tasks of a run, and the order in which they are visited."""
 
 from __future__ import annotations
 
-import json
-import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from agentrl.config.schema import DataConfig
+from agentrl.config import RunConfig
+from agentrl.config.schema import MixedEnvironmentConfig
 from agentrl.record import MessageError, Task
 from agentrl.record.messages import normalise_messages
 from agentrl.record.task import Split
-from agentrl.sdk.plugin import load_object
+from agentrl.rollout.sources import DataError, read_rows
+
+__all__ = ["DataError", "load_tasks"]
 
 
-class DataError(ValueError):
-    """Data that can't be read as tasks; names the file, the line and the fix."""
-
-
-def load_tasks(data: DataConfig, split: Split) -> list[Task]:
-    """The tasks of `data.train` or `data.val`: rows of a JSONL file, or what a function returns.
+def load_tasks(config: RunConfig, split: Split) -> dict[str, list[Task]]:
+    """The training or held-out tasks by environment; their indices count through all environments.
 
     Raises:
-        DataError: missing or broken file, a row without the prompt key, no tasks at all.
-        PluginError: the function can't be found.
+        DataError: missing or broken file, a row without the prompt key, an environment without training tasks.
+        PluginError: a function that can't be found.
     """
-    key = f"data.{split}"
-    source = data.train if split == "train" else data.val
-    arguments = data.train_args if split == "train" else data.val_args
-    if source is None:
-        return []
-    if ":" in source and not Path(source).exists():
-        rows = _call(source, arguments, key)
-    else:
-        rows = _read_jsonl(Path(source), key)
+    tasks: dict[str, list[Task]] = {}
+    first = 0
+    for name, environment in config.mixture.items():
+        source = environment.train if split == "train" else environment.val
+        if source is None:
+            continue
+        key = f"environments.{name}.{split}" if config.environments else f"data.{split}"
+        arguments = environment.train_args if split == "train" else environment.val_args
+        rows = read_rows(source, arguments, key=key)
+        tasks[name] = _tasks(rows, environment, name=name, split=split, first=first, key=key)
+        first += len(tasks[name])
+        if not tasks[name]:
+            raise DataError(f"{key}: {source} holds no tasks")
+    return tasks
+
+
+def _tasks(
+    rows: Iterable[Any], environment: MixedEnvironmentConfig, *, name: str, split: Split, first: int, key: str
+) -> list[Task]:
     tasks = []
     for index, row in enumerate(rows):
-        task = _task(row, index, split, data, key)
+        task = replace(_task(row, index, split, environment, key), environment=name, index=first + index, split=split)
         try:
             normalise_messages(task.messages())
         except (MessageError, TypeError) as error:
@@ -46,63 +52,24 @@ def load_tasks(data: DataConfig, split: Split) -> list[Task]:
                 f"{key}: the prompt of row {index} is neither a text nor a list of chat messages: {error}"
             ) from None
         tasks.append(task)
-    if not tasks:
-        raise DataError(f"{key}: {source} holds no tasks")
     return tasks
 
 
-def _call(source: str, arguments: dict[str, Any], key: str) -> list[Any]:
-    function = load_object(source, key=key)
-    try:
-        return list(function(**arguments))
-    except Exception as error:
-        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-        raise DataError(f"{key}: {source}({given}) raised {type(error).__name__}: {error}") from error
-
-
-def _read_jsonl(path: Path, key: str) -> Iterator[Mapping[str, Any]]:
-    if not path.is_file():
-        raise DataError(f"{key}: there is no file {path} (from {Path.cwd()}); a function is named package.module:name")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line.decode())
-            except ValueError as error:
-                raise DataError(f"{key}: {path}, line {number} is not JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise DataError(f"{key}: {path}, line {number} is not a JSON object")
-            yield row
-
-
-def _task(row: Any, index: int, split: Split, data: DataConfig, key: str) -> Task:
+def _task(row: Any, index: int, split: Split, environment: MixedEnvironmentConfig, key: str) -> Task:
     if isinstance(row, Task):
-        return replace(row, id=str(row.id or f"{split}-{index}"), index=index, split=split)
+        return replace(row, id=str(row.id or f"{split}-{index}"))
+    prompt_key, answer_key = environment.prompt_key, environment.answer_key
+    section = key.rpartition(".")[0]
     if not isinstance(row, Mapping):
-        raise DataError(f"{key}: row {index} is {row!r}: use a Task or a mapping with {data.prompt_key!r}")
-    if data.prompt_key not in row:
-        raise DataError(
-            f"{key}: row {index} has no {data.prompt_key!r} (it has: {', '.join(row)}): set data.prompt_key"
-        )
-    rest = {name: value for name, value in row.items() if name not in (data.prompt_key, data.answer_key, "id")}
+        raise DataError(f"{key}: row {index} is {row!r}: use a Task or a mapping with {prompt_key!r}")
+    missing = f"{key}: row {index} has no {{!r}} (it has: {', '.join(row)}): set {section}.{{}}"
+    if prompt_key not in row:
+        raise DataError(missing.format(prompt_key, "prompt_key"))
+    if answer_key is not None and answer_key not in row:
+        raise DataError(missing.format(answer_key, "answer_key, to null if the tasks have no answers"))
     return Task(
-        prompt=row[data.prompt_key],
-        answer=row.get(data.answer_key),
+        prompt=row[prompt_key],
+        answer=None if answer_key is None else row[answer_key],
         id=str(row.get("id", f"{split}-{index}")),
-        data=rest,
-        index=index,
-        split=split,
+        data={column: value for column, value in row.items() if column not in (prompt_key, answer_key, "id")},
     )
-
-
-def epochs(tasks: list[Task], *, shuffle: bool, seed: int, total_epochs: int | None) -> Iterator[Task]:
-    """The tasks, epoch after epoch (without end if `total_epochs` is None), each epoch in an order of its own."""
-    epoch = 0
-    while total_epochs is None or epoch < total_epochs:
-        order: Iterable[int] = range(len(tasks))
-        if shuffle:
-            order = random.Random(f"{seed}:{epoch}").sample(range(len(tasks)), len(tasks))
-        for index in order:
-            yield replace(tasks[index], epoch=epoch)
-        epoch += 1

@@ -6,6 +6,7 @@ import asyncio
 import math
 import statistics
 import time
+from collections.abc import Sequence
 
 from agentrl.record import Fate, Task, TrajectoryWriter
 from agentrl.record.protocols import ValidationReport
@@ -33,12 +34,13 @@ class Validator:
         self._repeats = repeats
         self._places = asyncio.Semaphore(max_concurrent)
         self._writer = writer
-        self._rounds = 0
+        self._rounds = self._missing = 0
 
     async def validate(self, version: int) -> ValidationReport:
         """Runs one validation; `version` is the oldest policy that may answer."""
         started = time.perf_counter()
         self._rounds += 1
+        self._missing = len(self._tasks) * self._repeats
         async with asyncio.TaskGroup() as group:
             playing = [
                 group.create_task(self._play(task, f"v{self._rounds}.{task.index}.{repeat}", version))
@@ -49,19 +51,38 @@ class Validator:
         trajectories = [outcome.trajectory for outcome in outcomes if outcome.trajectory is not None]
         if self._writer is not None:
             await asyncio.to_thread(self._writer.append, trajectories)
-        judged = [o for o in outcomes if o.failure not in (Fate.ENV_ERROR, Fate.ENGINE_ERROR)]
+        judged = [outcome for outcome in outcomes if _judged(outcome)]
         versions = [branch.trained_versions for t in trajectories for branch in t.branches]
         versions = [v for v in versions if v.size]
+        by_environment: dict[str, list[Outcome]] = {}
+        for index, outcome in enumerate(outcomes):
+            if _judged(outcome):
+                by_environment.setdefault(self._tasks[index // self._repeats].environment, []).append(outcome)
         return ValidationReport(
-            accuracy=statistics.fmean([bool(o.reward and o.reward.solved) for o in judged] or [math.nan]),
+            accuracy=_accuracy(judged),
             reward=statistics.fmean([o.reward.value if o.reward else 0.0 for o in judged] or [math.nan]),
             episodes=len(judged),
             failed=len(outcomes) - len(judged),
             version_first=int(min((v.min() for v in versions), default=version)),
             version_last=int(max((v.max() for v in versions), default=version)),
             seconds=time.perf_counter() - started,
+            accuracies={name: _accuracy(own) for name, own in by_environment.items()},
         )
+
+    def describe(self) -> str:
+        """How far the validation in progress is."""
+        return f"{self._missing} of {len(self._tasks) * self._repeats} are left"
 
     async def _play(self, task: Task, episode_id: str, version: int) -> Outcome:
         async with self._places:
-            return await self._runner.play(task, group_id="val", episode_id=episode_id, version=version)
+            outcome = await self._runner.play(task, group_id="val", episode_id=episode_id, version=version)
+        self._missing -= 1
+        return outcome
+
+
+def _judged(outcome: Outcome) -> bool:
+    return outcome.failure not in (Fate.ENV_ERROR, Fate.ENGINE_ERROR)
+
+
+def _accuracy(outcomes: Sequence[Outcome]) -> float:
+    return statistics.fmean([bool(o.reward and o.reward.solved) for o in outcomes] or [math.nan])

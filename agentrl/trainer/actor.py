@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -119,12 +118,6 @@ class Actor:
         dtype = getattr(torch, self._config.model.dtype)
         for name, parameter in self.model.named_parameters():
             yield name, parameter.detach().to(dtype)
-
-    def save(self, directory: Path) -> None:
-        """Writes the policy in Hugging Face format."""
-        self.model.set_attn_implementation("sdpa")
-        self.model.save_pretrained(directory)
-        self.model.set_attn_implementation(PACKED_ATTENTION)
 
     def _advantages(self, data: TrainingData) -> torch.Tensor:
         algorithm = self._config.algorithm

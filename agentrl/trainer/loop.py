@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from agentrl.config import RunConfig
-from agentrl.record import NoProgress, RolloutEnded
-from agentrl.record.protocols import Bucket, RolloutService, RolloutStatus, TrainerStatus
+from agentrl.record import EngineError, NoProgress, RolloutEnded
+from agentrl.record.protocols import PublishReport, RolloutService, RolloutStatus, TrainerStatus
 from agentrl.trainer.actor import Actor
+from agentrl.trainer.policy_files import Weights, snapshot, write_policy
 from agentrl.weights.sender import ShmSender
 
 T = TypeVar("T")
 Row = dict[str, float]
+log = logging.getLogger(__name__)
+
+_SHADOW_SECONDS = 5.0
 
 
 class MetricsSink(Protocol):
@@ -30,10 +36,12 @@ class TrainLoop:
     """Trains until the steps are done or no batch comes any more. Implements `record.protocols.TrainerService`.
 
     Only rank 0 has one and talks to the rollout side. Computing happens in one thread of its own, so that the event
-    loop goes on answering.
+    loop goes on answering. Between the first and the last step nothing but training itself keeps the trainer from its
+    next batch: held-out tasks are played and policies saved meanwhile.
 
     Args:
-        model_dir: where the final policy is saved; None saves nothing.
+        run_dir: where policies are saved, the last one as `model`; None saves nothing.
+        tokenizer: saved with them.
 
     Attributes:
         end_seen: set once somebody has asked for the status after the end.
@@ -47,30 +55,50 @@ class TrainLoop:
         rollout: RolloutService,
         sender: ShmSender,
         sink: MetricsSink,
-        model_dir: Path | None,
+        run_dir: Path | None,
+        tokenizer: Any = None,
     ) -> None:
         self._config = config
         self._actor = actor
         self._rollout = rollout
         self._sender = sender
         self._sink = sink
-        self._model_dir = model_dir
+        self._run_dir = run_dir
+        self._tokenizer = tokenizer
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
+        self._weights = asyncio.Lock()
+        self._validating: asyncio.Task[Row] | None = None
+        self._saving: asyncio.Task[None] | None = None
         self._phase, self._phase_began = "starting", time.monotonic()
         self._rows: deque[Row] = deque(maxlen=256)
         self._accuracy_before: float | None = None
         self._accuracy: float | None = None
         self._problem = ""
         self._since = _Clock()
-        self._published_step = 0
+        self._unpublished_steps = 0
         self.end_seen = asyncio.Event()
         self.version = 0
         self.step = 0
 
     async def run(self) -> None:
         """The whole run, from the first validation to the saved model."""
+        training = asyncio.ensure_future(self._train())
+        reloading = asyncio.ensure_future(self._reload_engines())
+        try:
+            await asyncio.wait((training, reloading), return_when=asyncio.FIRST_COMPLETED)
+            if not training.done():
+                # It only ends with an error: no engine is left, which the training is about to notice too.
+                await asyncio.wait((training,), timeout=_SHADOW_SECONDS)
+            await (training if training.done() else reloading)
+        finally:
+            for task in (training, reloading, self._validating, self._saving):
+                if task is not None:
+                    task.cancel()
+
+    async def _train(self) -> None:
         config = self._config.trainer
-        if self._config.data.val and config.val_before_train:
+        if self._config.validates and config.val_before_train:
+            self._enter("validating")
             self._record(await self._validate())
             self._accuracy_before = self._accuracy
         await self._since.restart(self._rollout)
@@ -83,13 +111,19 @@ class TrainLoop:
             # What has been learnt is kept: the policy is validated and saved before the run ends with this.
             self._problem = str(error)
         await self._rollout.stop()
-        if self._published_step < self.step:
+        if self._unpublished_steps:
             await self._publish()
-        if self._config.data.val:
+        if self._validating is not None:
+            self._enter("validating")
+            self._record(await self._validating)
+        if self._config.validates:
+            self._enter("validating")
             self._record(await self._validate())
-        if self._model_dir is not None:
+        await self._save_finished()
+        if self._run_dir is not None:
             self._enter("saving the model")
-            await self._compute(self._actor.save, self._model_dir)
+            weights = await self._compute(partial(snapshot, self._actor.model, copy=False))
+            await asyncio.to_thread(self._write, weights, self._run_dir / "model")
         self._enter("done")
 
     async def status(self, after_step: int) -> TrainerStatus:
@@ -113,32 +147,38 @@ class TrainLoop:
         config = self._config
         self._enter("waiting for a batch")
         batch = await self._rollout.take_batch(self.version)
-        self._enter("training")
-        before = await self._rollout.status()
-        trained_at = time.perf_counter()
-        row = await self._compute(self._actor.update, batch)
-        row["time/train"] = time.perf_counter() - trained_at
+        async with self._weights:
+            self._enter("training")
+            before = await self._rollout.status()
+            trained_at = time.perf_counter()
+            row = await self._compute(self._actor.update, batch)
+            row["time/train"] = time.perf_counter() - trained_at
+            self._unpublished_steps += 1
         await self._rollout.acknowledge(batch.id)
         after = await self._rollout.status()
         row["overlap/engine_tokens"] = float(after.generated_tokens - before.generated_tokens)
         self.step += 1
-        row |= {"step": self.step, "policy_version": self.version, **batch.metrics}
+        row |= {"step": self.step, "policy_version": batch.version, **batch.metrics}
         row |= {"time/publish": 0.0, "time/paused": 0.0, "time/drain": 0.0}
-        if self.step % config.async_training.trigger_parameter_sync_step == 0:
+        if self._unpublished_steps >= config.async_training.trigger_parameter_sync_step:
             row |= await self._publish()
-        if config.trainer.test_freq and self.step % config.trainer.test_freq == 0 and not self._is_last:
-            row |= await self._validate()
+        if _due(self.step, config.trainer.save_freq) and not self._is_last:
+            await self._start_saving()
+        if _due(self.step, config.trainer.test_freq) and not self._is_last:
+            row |= await self._validated()
+            self._validating = asyncio.ensure_future(self._validate())
+        if self._validating is not None and self._validating.done():
+            row |= await self._validated()
         return row | await self._since.rates(self._rollout, row)
 
     async def _publish(self) -> Row:
         """Sends the weights to the engines; from then on the policy has the next version."""
         self._enter("publishing weights")
         began = time.perf_counter()
-        await self._rollout.begin_publish()
-        nbytes = await self._sender.send(self._actor.named_tensors(), self._deliver)
-        report = await self._rollout.finish_publish(self.version + 1)
-        self.version = report.version
-        self._published_step = self.step
+        async with self._weights:
+            report, nbytes = await self._send_until_accepted(self.version + 1)
+            self.version = report.version
+            self._unpublished_steps = 0
         return {
             "time/publish": time.perf_counter() - began,
             "time/paused": report.paused_seconds,
@@ -146,16 +186,52 @@ class TrainLoop:
             "publish/megabytes": nbytes / 1e6,
         }
 
-    async def _deliver(self, bucket: Bucket) -> None:
-        await self._rollout.publish_bucket(bucket)
+    async def _send_until_accepted(self, version: int) -> tuple[PublishReport, int]:
+        """One publication; while no engine takes it but one is on its way back, another one."""
+        while True:
+            try:
+                return await self._send(version, reload=False)
+            except EngineError:
+                await self._rollout.weights_wanted()
+
+    async def _send(self, version: int, *, reload: bool) -> tuple[PublishReport, int]:
+        await self._rollout.begin_publish(reload)
+        nbytes = await self._sender.send(self._actor.named_tensors(), self._rollout.publish_bucket)
+        return await self._rollout.finish_publish(version), nbytes
+
+    async def _reload_engines(self) -> None:
+        """Gives engines that have started anew the current weights.
+
+        Between the steps of one publication the weights are newer than the published ones: they are then published to
+        all, since a version is one set of weights.
+
+        Raises:
+            EngineError: no engine is left.
+        """
+        while True:
+            await self._rollout.weights_wanted()
+            async with self._weights:
+                newer = self._unpublished_steps > 0
+                try:
+                    await self._send(self.version + newer, reload=not newer)
+                except EngineError as error:
+                    # It is gone again, or the publication of another step had them for it.
+                    log.info("no engine was given the current weights: %s", error)
+                    continue
+                self.version += newer
+                self._unpublished_steps = 0
 
     async def _validate(self) -> Row:
-        self._enter("validating")
+        """Plays the held-out tasks with the policy of this moment."""
+        step = self.step
         report = await self._rollout.validate()
         # Without any judged episode nothing is known, which is not an accuracy of 0.
         self._accuracy = report.accuracy if report.episodes else None
+        by_environment = report.accuracies if len(report.accuracies) > 1 else {}
         return {
+            "val/step": float(step),
             "val/accuracy": report.accuracy,
+            **{f"val/accuracy/{name}": accuracy for name, accuracy in by_environment.items()},
             "val/reward": report.reward,
             "val/episodes": float(report.episodes),
             "val/failed": float(report.failed),
@@ -163,6 +239,31 @@ class TrainLoop:
             "val/version_last": float(report.version_last),
             "time/validate": report.seconds,
         }
+
+    async def _validated(self) -> Row:
+        """What the validation that was started last says; empty if there is none."""
+        row = await self._validating if self._validating is not None else {}
+        self._validating = None
+        return row
+
+    async def _start_saving(self) -> None:
+        """Saves the policy of this moment while training goes on."""
+        if self._run_dir is None:
+            return
+        await self._save_finished()
+        async with self._weights:
+            weights = await self._compute(snapshot, self._actor.model)
+        target = self._run_dir / "checkpoints" / f"step_{self.step}" / "model"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._saving = asyncio.ensure_future(asyncio.to_thread(self._write, weights, target))
+
+    def _write(self, weights: Weights, directory: Path) -> None:
+        write_policy(self._actor.model, weights, directory, self._tokenizer)
+
+    async def _save_finished(self) -> None:
+        if self._saving is not None:
+            await self._saving
+        self._saving = None
 
     @property
     def _is_last(self) -> bool:
@@ -178,6 +279,10 @@ class TrainLoop:
 
     def _enter(self, phase: str) -> None:
         self._phase, self._phase_began = phase, time.monotonic()
+
+
+def _due(step: int, frequency: int) -> bool:
+    return frequency > 0 and step % frequency == 0
 
 
 class _Clock:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl import train
-from agentrl.cluster.local import _remove_leftovers, _socket_folder
+from agentrl.cluster.processes import _remove_leftovers, _socket_folder
 
 CONFIG = Path(__file__).parents[2] / "examples" / "math.yaml"
 
@@ -52,6 +52,7 @@ def test_a_run_inside_a_running_event_loop_is_refused_with_what_to_do(tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_a_run_works_from_another_thread(tmp_path: Path) -> None:
     overrides = [f"trainer.output_dir={tmp_path}", "trainer.total_steps=1", "val.limit=8"]
 

@@ -269,6 +269,35 @@ def test_a_peer_that_never_answered_is_given_the_time_to_start(address: str) -> 
     asyncio.run(play())
 
 
+def test_a_process_that_takes_anothers_place_is_reached_at_its_address(address: str) -> None:
+    """Calls to the old one fail; the new one may take its time to start, and what comes later reaches it."""
+
+    async def play() -> None:
+        client = RpcClient(address, Service, name="the service", silence=0.4, startup=60.0)
+        async with connected(client):
+            with server_process(address):
+                assert await client.proxy.add(1) == 111
+                old = asyncio.create_task(client.proxy.hang())
+                assert await client.proxy.add(2) == 112
+            with pytest.raises(PeerLost, match="no sign of life"):
+                await asyncio.wait_for(old, timeout=10)
+            with pytest.raises(PeerLost, match="no sign of life"):
+                await client.proxy.add(3)
+            client.expect_new_peer()
+            early = asyncio.create_task(client.proxy.add(4))
+            await asyncio.sleep(0.8)
+            assert not early.done(), "a start may take longer than a silence"
+            with server_process(address):
+                assert await asyncio.wait_for(early, timeout=20) == 114
+                pending = asyncio.create_task(client.proxy.hang())
+                assert await client.proxy.add(5) == 115
+            client.expect_new_peer()
+            with pytest.raises(PeerLost, match="started anew"):
+                await pending
+
+    asyncio.run(play())
+
+
 def test_a_caller_whose_own_loop_was_held_up_does_not_lose_its_peer(address: str) -> None:
     async def play() -> None:
         client = RpcClient(address, Service, name="the service", silence=0.4, startup=60.0)

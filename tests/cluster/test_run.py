@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,81 +23,18 @@ from agentrl.config import load_config
 from agentrl.observe import STEP_KEYS
 from agentrl.record import load
 from agentrl.tiny import tiny_model_path
-
-MATH = Path(__file__).parents[2] / "examples" / "math.yaml"
-SMALL = (
-    "rollout.n=4",
-    "rollout.max_concurrent=32",
-    "rollout.filter_zero_variance=true",
-    "async_training.require_batches=1",
-    "actor.ppo_mini_batch_size=2",
-    "data.train_args.count=256",
-    "data.val_args.count=8",
+from tests.support.runs import (
+    MATH,
+    SMALL,
+    Finished,
+    assert_every_episode_has_one_fate,
+    finish,
+    started,
+    train,
+    until_step,
 )
-AGENT = Path(sys.executable).with_name("agentrl")
 
 Folders = Callable[[int], list[Path]]
-
-
-@dataclass(frozen=True)
-class Finished:
-    status: int
-    out: str
-    err: str
-    folder: Path
-    pid: int
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
-
-    @property
-    def steps(self) -> list[dict[str, Any]]:
-        return [row for row in self.rows if "actor/loss" in row]
-
-    @property
-    def fates(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "fates.jsonl").read_text().splitlines()]
-
-
-@contextmanager
-def started(file: Path, folder: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
-    """`agentrl train` on its way; killed at the end, if it still runs."""
-    command = [str(AGENT), "train", str(file), "trainer.output_dir=runs", "trainer.device=cpu", *overrides]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def finish(process: subprocess.Popen[str], folder: Path, timeout: float = 120) -> Finished:
-    out, err = process.communicate(timeout=timeout)
-    latest = next(iter(folder.glob("runs/*/latest")), folder)
-    return Finished(process.returncode, out, err, latest.resolve(), process.pid)
-
-
-def train(file: Path, folder: Path, *overrides: str) -> Finished:
-    with started(file, folder, *overrides) as process:
-        return finish(process, folder)
-
-
-def until_step(process: subprocess.Popen[str], number: int) -> None:
-    """Reads the run's output until that training step is done."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(f"step {number}/"):
-            return
-    raise AssertionError(f"the run ended early: {process.stderr and process.stderr.read()}")
-
-
-def assert_every_episode_has_one_fate(run: Finished) -> None:
-    """Episodes are `g<group>.<member>`, dispatched in whole groups of four."""
-    ids = [fate["episode_id"] for fate in run.fates]
-    assert len(ids) == len(set(ids))
-    groups = Counter(episode.split(".")[0] for episode in ids)
-    assert groups == {f"g{number}": 4 for number in range(len(groups))}
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +62,9 @@ def test_a_run_ends_well_and_says_what_came_of_it(math_run: Finished, run_folder
 def test_its_metrics_have_a_row_for_each_step(math_run: Finished) -> None:
     assert [row["step"] for row in math_run.steps] == [1, 2, 3, 4]
     assert [row["policy_version"] for row in math_run.steps] == [0, 1, 2, 3]
-    assert [row["step"] for row in math_run.rows if "val/accuracy" in row] == [0, 2, 4]
+    validated = [(row["val/step"], row["step"]) for row in math_run.rows if "val/accuracy" in row]
+    assert [step for step, _ in validated] == [0, 2, 4], "of the policy after these steps"
+    assert all(step <= recorded for step, recorded in validated), "training did not wait for it"
     for row in math_run.steps:
         assert set(STEP_KEYS) <= row.keys()
         assert all(isinstance(row[key], int | float) for key in STEP_KEYS)
@@ -151,7 +86,7 @@ def test_its_folder_holds_what_tools_expect(math_run: Finished) -> None:
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("reward/mean")] == [1, 2, 3, 4]
-    assert [event.step for event in events.Scalars("val/accuracy")] == [0, 2, 4]
+    assert [event.value for event in events.Scalars("val/step")] == [0, 2, 4]
 
 
 def test_its_model_is_a_trained_one_that_transformers_loads(math_run: Finished) -> None:
@@ -261,22 +196,7 @@ def test_an_interrupted_run_of_an_async_agent_stops_in_order_and_leaves_nothing(
     assert {t.turns for t in trained} == {2}
 
 
-def test_a_run_whose_engine_is_killed_says_so_and_leaves_nothing(tmp_path: Path, run_folders: Folders) -> None:
-    with started(MATH, tmp_path, *SMALL, "trainer.total_steps=1000", "trainer.val_before_train=false") as process:
-        until_step(process, 1)
-        children = psutil.Process(process.pid).children(recursive=True)
-        (engine,) = [child for child in children if "engine-0" in child.cmdline()]
-        engine.kill()
-        run = finish(process, tmp_path, timeout=30)
-    assert run.status == 1
-    assert "error: the engine-0 process ended with status -9" in run.err
-    assert "Traceback" not in run.err
-    _, alive = psutil.wait_procs(children, timeout=0.5)
-    assert alive == []
-    assert run_folders(run.pid) == []
-    assert_every_episode_has_one_fate(run)
-
-
+@pytest.mark.full
 def test_the_processes_of_a_killed_supervisor_end_and_clean_up(tmp_path: Path, run_folders: Folders) -> None:
     with started(MATH, tmp_path, *SMALL, "trainer.total_steps=1000", "trainer.val_before_train=false") as process:
         until_step(process, 1)

@@ -36,8 +36,12 @@ def start_engine() -> Callable[..., Any]:
     """`async with start_engine(model, max_batch_size=4) as engine`: an engine on a copy of the model."""
 
     @asynccontextmanager
-    async def start(model: Any, *, max_batch_size: int = 4, max_model_len: int = 1024) -> AsyncIterator[TorchEngine]:
-        engine = TorchEngine(copy.deepcopy(model), max_batch_size=max_batch_size, max_model_len=max_model_len)
+    async def start(
+        model: Any, *, max_batch_size: int = 4, max_model_len: int = 1024, **options: Any
+    ) -> AsyncIterator[TorchEngine]:
+        engine = TorchEngine(
+            copy.deepcopy(model), max_batch_size=max_batch_size, max_model_len=max_model_len, **options
+        )
         try:
             yield engine
         finally:
@@ -59,9 +63,22 @@ def request_of() -> Callable[..., GenerateRequest]:
         stop: tuple[int, ...] = (),
         min_version: int = 0,
         request_id: str | None = None,
+        stop_texts: tuple[str, ...] = (),
+        top_p: float = 1.0,
+        top_k: int = -1,
     ) -> GenerateRequest:
-        name = f"r{seed}" if request_id is None else request_id
-        return GenerateRequest(name, np.asarray(ids, np.int32), max_tokens, temperature, stop, seed, min_version)
+        return GenerateRequest(
+            request_id=f"r{seed}" if request_id is None else request_id,
+            token_ids=np.asarray(ids, np.int32),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            stop_token_ids=stop,
+            seed=seed,
+            min_version=min_version,
+            stop=stop_texts,
+            top_p=top_p,
+            top_k=top_k,
+        )
 
     return build
 

@@ -63,7 +63,7 @@ def test_more_requests_than_slots_all_end(
     async def play() -> None:
         async with start_engine(new_model(), max_batch_size=3) as engine:
             limits = [1 + i % 7 for i in range(40)]
-            requests = [request_of(prompt(1 + i % 11), seed=i, max_tokens=n) for i, n in enumerate(limits)]
+            requests = [request_of(prompt(1 + i % 11, i), seed=i, max_tokens=n) for i, n in enumerate(limits)]
             results = await asyncio.gather(*map(engine.generate, requests))
             assert [len(result.token_ids) for result in results] == limits
             assert [result.request_id for result in results] == [request.request_id for request in requests]
@@ -190,6 +190,12 @@ def test_a_request_can_be_aborted_while_the_engine_is_paused(
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"top_p": float("nan")}, "top_p is nan"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"top_k": -2}, "top_k is -2"),
+        ({"stop_texts": ("x",)}, r"no tokenizer to find the stop texts \('x',\) with"),
         ({"min_version": 1}, "asked for version 1, but the engine is at 0"),
     ],
 )
@@ -324,3 +330,5 @@ def test_models_that_the_engine_cannot_do_are_refused(new_model: Fixture) -> Non
     model.config.sliding_window = 32
     with pytest.raises(EngineError, match=r"window of 32 is shorter than rollout\.max_model_len 64"):
         TorchEngine(model, max_batch_size=2, max_model_len=64)
+    with pytest.raises(EngineError, match=r"kv_cache_tokens is 63: .*max_model_len 64 does not fit"):
+        TorchEngine(new_model(), max_batch_size=2, max_model_len=64, kv_cache_tokens=63)

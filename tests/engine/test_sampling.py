@@ -13,6 +13,19 @@ import torch
 from agentrl.engine.sampling import sample
 
 Fixture = Callable[..., Any]
+Draw = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+@pytest.fixture
+def draw(request_of: Fixture) -> Draw:
+    """`draw(logits, uniforms, temperatures)`: `sample` with requests that differ in temperature alone."""
+
+    def sample_rows(
+        logits: torch.Tensor, uniforms: list[float], temperatures: list[float]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return sample(logits, [request_of([1], temperature=temperature) for temperature in temperatures], uniforms)
+
+    return sample_rows
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
@@ -71,32 +84,46 @@ def test_different_seeds_differ(
     assert len({tuple(result.token_ids.tolist()) for result in asyncio.run(play())}) == 8
 
 
-def test_each_row_is_drawn_by_its_own_number() -> None:
+def test_each_row_is_drawn_by_its_own_number(draw: Draw) -> None:
     logits = torch.log(torch.tensor([[0.5, 0.2, 0.3]] * 6))
-    uniforms = torch.tensor([0.0, 0.499, 0.501, 0.699, 0.701, 1 - 2**-53], dtype=torch.float64)
-    tokens, logprobs = sample(logits, torch.ones(6), uniforms)
+    tokens, logprobs = draw(logits, [0.0, 0.499, 0.501, 0.699, 0.701, 1 - 2**-53], [1.0] * 6)
     assert tokens.tolist() == [0, 0, 1, 1, 2, 2]
     np.testing.assert_allclose(logprobs.exp(), [0.5, 0.5, 0.2, 0.2, 0.3, 0.3], rtol=1e-5)
 
 
-def test_a_token_of_probability_zero_is_never_drawn() -> None:
-    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(1000, -1)
-    uniforms = torch.linspace(0, 1 - 1e-12, 1000, dtype=torch.float64)
-    tokens, _ = sample(logits, torch.ones(1000), uniforms)
-    assert set(tokens.tolist()) == {1, 3}
+@pytest.mark.parametrize("size", [5, 128, 129, 1000])
+def test_a_token_of_probability_zero_is_never_drawn(size: int, draw: Draw) -> None:
+    possible = {1, 3, size - 2}
+    logits = torch.full((size,), -torch.inf)
+    logits[list(possible)] = torch.tensor([0.3, -2.0, 1.0])[: len(possible)]
+    uniforms = torch.linspace(0, 1 - 1e-12, 1000, dtype=torch.float64).tolist()
+    tokens, _ = draw(logits.expand(1000, -1), uniforms, [1.0] * 1000)
+    assert set(tokens.tolist()) == possible
+
+
+@pytest.mark.parametrize("size", [97, 1024, 50000])
+def test_numbers_and_tokens_correspond_as_in_the_cumulative_distribution(size: int, draw: Draw) -> None:
+    count = 400
+    logits = 3 * torch.randn(count, size, generator=torch.Generator().manual_seed(size))
+    uniforms = np.random.default_rng(size).random(count)
+    tokens, logprobs = draw(logits, uniforms.tolist(), [1.0] * count)
+    exact = torch.softmax(logits.double(), -1)
+    upper = exact.cumsum(-1).gather(-1, tokens[:, None])[:, 0].numpy()
+    lower = upper - exact.gather(-1, tokens[:, None])[:, 0].numpy()
+    assert (lower - 1e-6 <= uniforms).all() and (uniforms <= upper + 1e-6).all()
+    np.testing.assert_allclose(logprobs, exact.log().gather(-1, tokens[:, None])[:, 0], atol=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_the_log_prob_is_that_after_temperature(temperature: float) -> None:
+def test_the_log_prob_is_that_after_temperature(temperature: float, draw: Draw) -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0]])
-    tokens, logprobs = sample(logits, torch.tensor([temperature]), torch.tensor([0.95], dtype=torch.float64))
-    assert torch.equal(logprobs, torch.log_softmax(logits / temperature, -1)[0, tokens])
+    tokens, logprobs = draw(logits, [0.95], [temperature])
+    np.testing.assert_allclose(logprobs, torch.log_softmax(logits / temperature, -1)[0, tokens], atol=1e-6)
 
 
-def test_temperatures_are_each_rows_own() -> None:
+def test_temperatures_are_each_rows_own(draw: Draw) -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0]]).expand(3, -1)
-    temperatures = torch.tensor([0.0, 1.0, 0.5])
-    tokens, logprobs = sample(logits, temperatures, torch.full((3,), 0.95, dtype=torch.float64))
+    tokens, logprobs = draw(logits, [0.95] * 3, [0.0, 1.0, 0.5])
     assert tokens.tolist() == [0, 2, 1]
     assert logprobs[0] == 0
     np.testing.assert_allclose(logprobs[1], torch.log_softmax(logits[0], -1)[2], rtol=1e-6)

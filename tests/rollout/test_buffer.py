@@ -21,7 +21,7 @@ def filled(
     buffer = Buffer(gate, batch_groups=2, on_stale=on_stale)
     for group_id, _ in groups:
         gate.admit(group_id)
-        gate.episode_ended()
+        gate.episode_ended(group_id)
     if version:
         gate.published(version)
     for group_id, oldest in groups:

@@ -14,11 +14,11 @@ import pytest
 from agentrl import AgentLoop, Env, EnvError, Policy, Reward, Task, ToolAgentLoop
 from agentrl.envs.math import ArithmeticEnv
 from agentrl.record import ContextOverflow, EngineError, EpisodeClosed, Fate, Message, PeerLost
-from agentrl.rollout import EpisodeRunner, Outcome, Plugins
+from agentrl.rollout import Outcome
 from agentrl.sdk import SyncPolicy, Transcript
 from agentrl.session import ChatFormat
 from tests.support.asynchrony import asynchronous, until
-from tests.support.rollout import HeldEngine, rollout_config
+from tests.support.rollout import HeldEngine, play_episode, rollout_config
 from tests.support.scripted import Sampled, Script, ScriptedEngine, encode, says, turns
 
 TASK = Task([{"role": "user", "content": "What is 2 + 2?"}], "4", id="t3", index=3, epoch=1)
@@ -37,9 +37,7 @@ def play(tmp_path: Path, chat_format: ChatFormat) -> Play:
         task: Task = TASK,
     ) -> Outcome:
         engine = script if isinstance(script, ScriptedEngine) else ScriptedEngine(script or turns(chat_format, "4"))
-        config = rollout_config(tmp_path, *overrides)
-        runner = EpisodeRunner(config, Plugins(loop, env), chat_format, engine)
-        return await runner.play(task, group_id="g0", episode_id="g0.1", version=0)
+        return await play_episode(rollout_config(tmp_path, *overrides), chat_format, engine, loop, env=env, task=task)
 
     return run
 
@@ -118,10 +116,10 @@ def raising(error: BaseException, *, after_a_turn: bool = True) -> type[AgentLoo
 )
 @asynchronous
 async def test_what_is_raised_decides_the_fate(play: Play, error: BaseException, fate: Fate) -> None:
-    outcome = await play(raising(error))
+    outcome = await play(raising(error), None, "rollout.on_truncation=exclude")
     assert (outcome.failure, outcome.reward, outcome.usable) == (fate, None, False)
     assert outcome.reason
-    assert outcome.trajectory.status == "aborted", "what was recorded is kept"
+    assert outcome.trajectory.status == ("truncated" if fate is Fate.TRUNCATED else "aborted"), "it is kept"
 
 
 @asynchronous

@@ -65,7 +65,7 @@ def test_with_eta_one_half_six_start_at_first_and_four_per_version_after() -> No
         started = [f"{version}.{i}" for i in range(subject.capacity())]
         for group_id in started:
             subject.admit(group_id)
-            subject.episode_ended()
+            subject.episode_ended(group_id)
             buffer.put(Group(group_id, [], version))
         admitted.append(len(started))
         assert buffer.take() is not None
@@ -162,6 +162,7 @@ class Machine:
         self.soft = self.random.random() < 0.5
         self.partial = self.random.random() < 0.5
         self.eager = self.random.random()
+        self.early = 0.0
 
     def check(self) -> None:
         gate, schedule = self.gate, self.schedule
@@ -194,7 +195,7 @@ class Machine:
         group_id = self.random.choice(self.spared() or list(self.running))
         admitted = self.running.pop(group_id)
         for _ in range(self.schedule.n):
-            self.gate.episode_ended()
+            self.gate.episode_ended(group_id)
         if self.random.random() < self.failure_rate:
             self.gate.removed(group_id)
             return
@@ -217,7 +218,8 @@ class Machine:
         return True
 
     def publish_if_due(self) -> None:
-        if self.gate.batches_taken == self.schedule.sync:
+        due = self.gate.batches_taken == self.schedule.sync
+        if due or (self.gate.batches_taken and self.random.random() < self.early):
             self.gate.published(self.gate.version + 1)
 
     def step(self) -> None:
@@ -257,8 +259,9 @@ def aged(group_id: str, admitted: int, oldest: int) -> Group:
     return group
 
 
-def random_schedule(schedule: Schedule, on_stale: str) -> Machine:
+def random_schedule(schedule: Schedule, on_stale: str, early: float = 0.0) -> Machine:
     machine = Machine(schedule, on_stale)
+    machine.early = early
     for _ in range(4):
         for _ in range(60):
             machine.step()
@@ -280,6 +283,20 @@ def test_waiting_never_passes_the_bound_never_deadlocks_and_loses_nothing(schedu
 @given(SCHEDULES)
 def test_dropping_never_trains_past_the_bound_and_never_deadlocks(schedule: Schedule) -> None:
     random_schedule(schedule, "drop")
+
+
+@settings(max_examples=75, deadline=None)
+@given(SCHEDULES)
+def test_publications_before_their_time_pass_no_bound_and_deadlock_nothing(schedule: Schedule) -> None:
+    """An engine that comes back between two publications needs the newest weights at once."""
+    random_schedule(schedule, "wait", early=0.2)
+
+
+@pytest.mark.full
+@settings(max_examples=2000, deadline=None)
+@given(SCHEDULES)
+def test_publications_before_their_time_at_length(schedule: Schedule) -> None:
+    random_schedule(schedule, "wait", early=0.2)
 
 
 @pytest.mark.full

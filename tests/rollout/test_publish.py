@@ -37,7 +37,7 @@ async def test_every_engine_goes_through_all_steps_in_order() -> None:
     assert await update(PublishCoordinator(router), 1) == 2
     assert [subject.calls for subject in engines.values()] == [STEPS, STEPS]
     assert [subject.version for subject in engines.values()] == [1, 1]
-    assert [replica.version for replica in router.replicas] == [1, 1]
+    assert [replica.version for replica in router.replicas.values()] == [1, 1]
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -53,7 +53,7 @@ async def test_an_engine_that_fails_leaves_service_and_the_other_goes_on(step: s
     router = Router({"bad": bad, "good": good}, Signal())
     coordinator = PublishCoordinator(router)
     assert await update(coordinator, 1) == 1
-    assert [replica.serving for replica in router.replicas] == [False, True]
+    assert [replica.engine for replica in router.serving] == [good]
     assert (good.calls, good.version) == (STEPS, 1)
     assert await update(coordinator, 2) == 1
     assert good.calls == STEPS * 2
@@ -74,7 +74,7 @@ async def test_an_engine_that_does_not_answer_in_time_leaves_service(step: str) 
     setattr(slow, step, never)
     router = Router({"slow": slow, "good": good}, Signal())
     assert await update(PublishCoordinator(router, timeout=0.01), 1) == 1
-    assert [replica.serving for replica in router.replicas] == [False, True]
+    assert [replica.engine for replica in router.serving] == [good]
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -73,7 +73,7 @@ async def test_only_an_engine_with_new_enough_weights_answers() -> None:
     old, new = quick(), quick()
     new.version = 3
     router = Router({"old": old, "new": new}, Signal())
-    router.replicas[1].version = 3
+    [*router.replicas.values()][1].version = 3
     for turn in range(4):
         await router.generate(request(f"g{turn}.0:0", min_version=3))
     assert (len(old.requests), len(new.requests)) == (0, 4)
@@ -88,7 +88,7 @@ async def test_an_episode_leaves_its_engine_when_that_is_too_old() -> None:
     await router.generate(request("g0.0:0"))
     home, other = (one, two) if one.requests else (two, one)
     other.version = 1
-    next(replica for replica in router.replicas if replica.engine is other).version = 1
+    next(replica for replica in router.replicas.values() if replica.engine is other).version = 1
     await router.generate(request("g0.0:1", min_version=1))
     assert (ids(home), ids(other)) == (["g0.0:0"], ["g0.0:1"])
 
@@ -100,7 +100,7 @@ async def test_a_request_whose_engine_is_lost_begins_again_on_another() -> None:
     router = Router({"one": one, "two": two}, Signal())
     results = await asyncio.gather(*(router.generate(request(f"g{i}.0:0")) for i in range(4)))
     assert [result.token_ids.tolist() for result in results] == [[5, 9]] * 4
-    assert (len(two.requests), router.replicas[0].serving) == (4, False)
+    assert (len(two.requests), [replica.name for replica in router.serving]) == (4, ["two"])
 
 
 @asynchronous
@@ -109,7 +109,7 @@ async def test_requests_held_by_an_engine_that_leaves_service_turn_to_another() 
     router = Router({"stuck": stuck, "good": good}, Signal())
     call = asyncio.ensure_future(router.generate(request()))
     await until(lambda: bool(stuck.held))
-    router.fail(router.replicas[0], "its update failed")
+    router.fail(next(iter(router.replicas.values())), "its update failed")
     assert (await call).token_ids.tolist() == [5, 9]
     assert ids(good) == ["g0.0:0"]
     await until(lambda: stuck.running == 0)
@@ -125,8 +125,7 @@ async def test_without_any_engine_a_request_fails_and_everybody_is_told() -> Non
     with pytest.raises(EngineError, match="no engine is left"):
         await router.generate(request())
     await told
-    with pytest.raises(EngineError, match="no engine is left"):
-        _ = router.serving
+    assert router.serving == []
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), ValueError("bad token"), KeyError("x")])
@@ -160,4 +159,4 @@ async def test_a_caller_that_is_cancelled_cancels_its_request() -> None:
     with pytest.raises(asyncio.CancelledError):
         await call
     await until(lambda: subject.running == 0)
-    assert router.replicas[0].requests == set()
+    assert next(iter(router.replicas.values())).requests == set()

@@ -1,4 +1,4 @@
-"""Where tasks come from, in which order, and what is said about data that is none."""
+"""Where tasks come from, and what is said about data that is none."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.schema import DataConfig
+from agentrl.config import RunConfig
 from agentrl.record import Task
-from agentrl.rollout import DataError, load_tasks
-from agentrl.rollout.tasks import epochs
+from agentrl.record.task import Split
+from agentrl.rollout import DataError
+from agentrl.rollout import tasks as rollout_tasks
 from agentrl.sdk.plugin import PluginError
 
 SOURCE = """
@@ -36,8 +37,13 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def config(train: str | Path, **keys: Any) -> DataConfig:
-    return DataConfig.model_validate({"train": str(train), **keys})
+def config(train: str | Path, **keys: Any) -> RunConfig:
+    return RunConfig.model_validate({"data": {"train": str(train), **keys}})
+
+
+def load_tasks(config: RunConfig, split: Split) -> list[Task]:
+    """The tasks of a run's only environment."""
+    return rollout_tasks.load_tasks(config, split).get("default", [])
 
 
 def write(folder: Path, *lines: str) -> Path:
@@ -51,7 +57,7 @@ def test_rows_of_a_file_become_tasks(tmp_path: Path) -> None:
         tmp_path,
         '{"prompt": "a", "answer": "1", "level": 3}',
         "",
-        '{"prompt": [{"role": "user", "content": "b"}], "id": 7}',
+        '{"prompt": [{"role": "user", "content": "b"}], "id": 7, "answer": null}',
     )
     assert load_tasks(config(path), "train") == [
         Task("a", "1", id="train-0", data={"level": 3}, index=0),
@@ -63,6 +69,30 @@ def test_the_keys_of_prompt_and_answer_can_be_named(tmp_path: Path) -> None:
     path = write(tmp_path, '{"question": "a", "gold": 1}')
     (task,) = load_tasks(config(path, prompt_key="question", answer_key="gold"), "train")
     assert (task.prompt, task.answer, task.data) == ("a", 1, {})
+
+
+def test_tasks_without_answers_say_so(tmp_path: Path) -> None:
+    (task,) = load_tasks(config(write(tmp_path, '{"prompt": "a", "gold": 1}'), answer_key=None), "train")
+    assert (task.answer, task.data) == (None, {"gold": 1})
+
+
+def test_the_tasks_of_several_environments_are_counted_through(tmp_path: Path) -> None:
+    path = write(tmp_path, '{"question": "a", "gold": 1}', '{"question": "b", "gold": 1}')
+    environments = {
+        "numbers": {"train": "task_source:tasks", "train_args": {"count": 3}, "val": "task_source:tasks"},
+        "words": {"train": str(path), "prompt_key": "question", "answer_key": "gold"},
+    }
+    run = RunConfig.model_validate({"environments": environments})
+    tasks = rollout_tasks.load_tasks(run, "train")
+    assert {name: [(t.index, t.environment, t.id) for t in own] for name, own in tasks.items()} == {
+        "numbers": [(0, "numbers", "train-0"), (1, "numbers", "train-1"), (2, "numbers", "train-2")],
+        "words": [(3, "words", "train-0"), (4, "words", "train-1")],
+    }
+    assert [*rollout_tasks.load_tasks(run, "val")] == ["numbers"]
+    with pytest.raises(DataError, match=r"environments\.words\.train: there is no file nowhere\.jsonl"):
+        rollout_tasks.load_tasks(
+            RunConfig.model_validate({"environments": {"words": {"train": "nowhere.jsonl"}}}), "train"
+        )
 
 
 def test_a_function_gives_tasks_with_the_arguments_of_the_config() -> None:
@@ -85,9 +115,13 @@ def test_held_out_tasks_are_marked_and_may_be_missing() -> None:
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        (['{"prompt": "a"}', '{"prompt": '], r"data\.train: .*train\.jsonl, line 2 is not JSON"),
-        (['{"prompt": "a"}', "", "[1]"], "line 3 is not a JSON object"),
+        (['{"prompt": "a", "answer": 1}', '{"prompt": '], r"data\.train: .*train\.jsonl, line 2 is not JSON"),
+        (['{"prompt": "a", "answer": 1}', "", "[1]"], "line 3 is not a JSON object"),
         (['{"question": "a", "gold": 1}'], r"row 0 has no 'prompt' \(it has: question, gold\): set data\.prompt_key"),
+        (
+            ['{"prompt": "a", "gold": 1}'],
+            r"row 0 has no 'answer' \(it has: prompt, gold\): set data\.answer_key, to null",
+        ),
         ([""], r"train\.jsonl holds no tasks"),
     ],
 )
@@ -115,43 +149,9 @@ def test_a_function_that_gives_no_tasks_is_explained(source: str, error: type[Ex
         load_tasks(config(source), "train")
 
 
-TASKS = [Task(f"task {i}", index=i, id=str(i)) for i in range(9)]
-
-
-def visited(*, shuffle: bool = True, seed: int = 0, total_epochs: int = 3) -> list[list[int]]:
-    order = list(epochs(TASKS, shuffle=shuffle, seed=seed, total_epochs=total_epochs))
-    assert [task.epoch for task in order] == [epoch for epoch in range(total_epochs) for _ in TASKS]
-    return [[task.index for task in order if task.epoch == epoch] for epoch in range(total_epochs)]
-
-
-def test_each_task_is_visited_once_an_epoch_in_an_order_of_its_own() -> None:
-    order = visited()
-    assert all(sorted(epoch) == list(range(9)) for epoch in order)
-    assert len({tuple(epoch) for epoch in order}) == 3
-
-
-def test_the_order_is_that_of_the_seed() -> None:
-    assert visited(seed=1) == visited(seed=1) != visited(seed=2)
-
-
-def test_without_shuffling_the_order_is_that_of_the_data() -> None:
-    assert visited(shuffle=False) == [list(range(9))] * 3
-
-
-def test_epochs_go_on_without_end_where_only_steps_are_counted() -> None:
-    order = epochs(TASKS[:2], shuffle=False, seed=0, total_epochs=None)
-    assert [(task.epoch, task.index) for task, _ in zip(order, range(5), strict=False)] == [
-        (0, 0),
-        (0, 1),
-        (1, 0),
-        (1, 1),
-        (2, 0),
-    ]
-
-
 @pytest.mark.parametrize("prompt", ["42", "null", "[]", '["a"]', '[{"content": "no role"}]'])
 def test_a_prompt_that_no_template_can_render_is_refused_with_its_row(tmp_path: Path, prompt: str) -> None:
-    path = write(tmp_path, '{"prompt": "good"}', f'{{"prompt": {prompt}}}')
+    path = write(tmp_path, '{"prompt": "good", "answer": 1}', f'{{"prompt": {prompt}, "answer": 1}}')
     with pytest.raises(DataError, match=r"data\.train: the prompt of row 1 is neither a text nor a list"):
         load_tasks(config(path), "train")
 
@@ -163,6 +163,6 @@ def test_what_a_function_raises_is_said_with_its_arguments() -> None:
 
 def test_a_file_in_another_encoding_is_refused_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
-    path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xe4"}\n')
+    path.write_bytes(b'{"prompt": "a", "answer": 1}\n{"prompt": "\xe4"}\n')
     with pytest.raises(DataError, match="line 2"):
         load_tasks(config(path), "train")

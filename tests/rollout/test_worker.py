@@ -15,6 +15,7 @@ from tests.support.asynchrony import asynchronous, settle, until
 from tests.support.rollout import (
     BUCKET,
     HeldEngine,
+    StragglingEngine,
     build_worker,
     count_fates,
     member_says,
@@ -24,7 +25,7 @@ from tests.support.rollout import (
     running,
     train,
 )
-from tests.support.scripted import Script, ScriptedEngine, member_number, says, turns
+from tests.support.scripted import ScriptedEngine, member_number, says, turns
 
 
 @asynchronous
@@ -145,16 +146,18 @@ async def test_every_episode_has_one_fate_whatever_becomes_of_it(tmp_path: Path,
         "agent_error": 5,
         "env_error": 2,
         "engine_error": 2,
-        "truncated": 2,
         "timeout": 2,
         "group_incomplete": 1,
-        "filtered": 2,
+        "filtered": 4,
         "trained": 4,
     }
     assert status.fates == count_fates(read_fates(tmp_path)) == expected
     assert status.dispatched == 20
     reasons = {row["fate"]: row["reason"] for row in read_fates(tmp_path)}
-    assert reasons["filtered"] == "all rewards are 0.5"
+    assert {row["reason"] for row in read_fates(tmp_path) if row["fate"] == "filtered"} == {
+        "all rewards are 0",  # nobody judged the episodes that grew too long
+        "all rewards are 0.5",
+    }
     assert reasons["group_incomplete"] == "1 of 2 members usable"
     assert reasons["timeout"] == "ran longer than rollout.episode_timeout = 0.5 s"
 
@@ -367,29 +370,19 @@ async def test_a_paused_engine_samples_nothing(tmp_path: Path, chat_format: Chat
         assert {t.oldest_version for t in batch.trajectories} == {1}
 
 
-class Straggling(HeldEngine):
-    """Holds only the first group, at its second token; the others go on by themselves."""
-
-    def __init__(self, script: Script) -> None:
-        super().__init__(script, hold_at=1)
-
-    async def _hold(self, request: Any, position: int) -> None:
-        if request.request_id.startswith("g0."):
-            await super()._hold(request, position)
-
-
 @asynchronous
 async def test_waiting_holds_the_trainer_until_the_straggler_that_falls_due_is_there(
     tmp_path: Path, chat_format: ChatFormat
 ) -> None:
-    engine = Straggling(member_says(chat_format))
+    engine = StragglingEngine(member_says(chat_format))
     worker = build_worker(rollout_config(tmp_path, tasks=20), chat_format, engine)
     async with running(worker):
         assert "g0" not in await train(worker, 0)
         waiting = asyncio.ensure_future(worker.take_batch(1))
         await settle()
         assert not waiting.done(), "at version 2 the group of version 0 would be stale"
-        assert "oldest groups, version 0" in (await worker.status()).waiting_for
+        waiting_for = (await worker.status()).waiting_for
+        assert "the oldest groups have to come first, version 0" in waiting_for and "the oldest is g0." in waiting_for
         engine.let_go()
         batch = await waiting
         assert [group.id for group in batch.groups] == ["g3", "g0"]
@@ -399,7 +392,7 @@ async def test_waiting_holds_the_trainer_until_the_straggler_that_falls_due_is_t
 @asynchronous
 async def test_dropping_lets_the_trainer_go_on_and_refills_the_place(tmp_path: Path, chat_format: ChatFormat) -> None:
     config = rollout_config(tmp_path, "async_training.on_stale=drop", tasks=20)
-    engine = Straggling(member_says(chat_format))
+    engine = StragglingEngine(member_says(chat_format))
     worker = build_worker(config, chat_format, engine, run_dir=tmp_path)
     async with running(worker):
         for version in range(2):
@@ -440,14 +433,16 @@ async def test_when_all_that_is_queued_is_stale_its_places_are_refilled(
 
 
 @asynchronous
-async def test_a_bug_in_a_task_source_ends_the_run_with_its_error(tmp_path: Path, chat_format: ChatFormat) -> None:
+async def test_a_bug_in_a_task_source_ends_the_run_with_its_error(
+    tmp_path: Path, chat_format: ChatFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker = build_worker(rollout_config(tmp_path), chat_format, ScriptedEngine(member_says(chat_format)))
 
     def broken() -> Any:
         yield Task("one", id="one")
         raise RuntimeError("the data is gone")
 
-    worker._dispatcher._tasks = broken()
+    monkeypatch.setattr(worker._dispatcher, "_schedule", broken())
     with pytest.raises(BaseExceptionGroup) as caught:
         await worker.run()
     assert caught.group_contains(RuntimeError, match="the data is gone")

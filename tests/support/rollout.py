@@ -12,8 +12,8 @@ from typing import Any
 
 from agentrl import AgentLoop, Env, Policy, Task
 from agentrl.config import RunConfig, load_config
-from agentrl.record.protocols import Bucket, RolloutStatus
-from agentrl.rollout import Plugins, RolloutWorker
+from agentrl.record.protocols import Bucket, GenerateRequest, RolloutStatus
+from agentrl.rollout import EpisodeRunner, Outcome, Plugins, RolloutWorker
 from agentrl.session import ChatFormat
 from tests.support.scripted import Sampled, Script, ScriptedEngine, member_number, says
 
@@ -30,8 +30,9 @@ def write_tasks(path: Path, count: int, **extra: Any) -> Path:
 
 def rollout_config(folder: Path, *overrides: str, tasks: int = 8) -> RunConfig:
     """Two episodes a task, two groups a step, one epoch in order; `overrides` have the last word."""
+    in_order = {} if any(key.startswith("data.sampler=") for key in overrides) else {"shuffle": False}
     defaults: dict[str, Any] = {
-        "data": {"train": str(write_tasks(folder / "train.jsonl", tasks)), "shuffle": False},
+        "data": {"train": str(write_tasks(folder / "train.jsonl", tasks)), **in_order},
         "rollout": {"n": 2, "max_concurrent": 64},
         "actor": {"ppo_mini_batch_size": 2},
         "trainer": {"total_epochs": 1},
@@ -74,6 +75,38 @@ class HeldEngine(ScriptedEngine):
                 event.set()
 
 
+class StragglingEngine(HeldEngine):
+    """Holds only the requests whose ids begin with `prefix`, at their second token; the others go on by themselves."""
+
+    def __init__(self, script: Script, *, prefix: str = "g0.") -> None:
+        super().__init__(script, hold_at=1)
+        self._prefix = prefix
+
+    async def _hold(self, request: Any, position: int) -> None:
+        if request.request_id.startswith(self._prefix):
+            await super()._hold(request, position)
+
+
+def attempt_number(request: GenerateRequest) -> int:
+    """Which time its episode is played, from 1."""
+    return int(request.request_id.rpartition(":")[0].partition("~")[2] or 1)
+
+
+async def play_episode(
+    config: RunConfig,
+    chat_format: ChatFormat,
+    engine: ScriptedEngine,
+    loop: type[AgentLoop],
+    *,
+    env: type[Env] | None = None,
+    task: Task,
+) -> Outcome:
+    """Plays one episode, outside any gate."""
+    plugins = Plugins(loop, env, config.agent.args, config.env.args)
+    runner = EpisodeRunner(config, {"default": plugins}, chat_format, engine)
+    return await runner.play(task, group_id="g0", episode_id="g0.1", version=0)
+
+
 def build_worker(
     config: RunConfig,
     chat_format: ChatFormat,
@@ -84,7 +117,11 @@ def build_worker(
     run_dir: Path | None = None,
 ) -> RolloutWorker:
     named = {"engine-0": engines} if isinstance(engines, ScriptedEngine) else engines
-    return RolloutWorker(config, chat_format=chat_format, plugins=Plugins(loop, env), engines=named, run_dir=run_dir)
+    plugins = {
+        name: Plugins(loop, env, environment.agent.args, environment.env.args)
+        for name, environment in config.mixture.items()
+    }
+    return RolloutWorker(config, chat_format=chat_format, plugins=plugins, engines=named, run_dir=run_dir)
 
 
 @contextlib.asynccontextmanager

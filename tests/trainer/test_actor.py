@@ -17,6 +17,7 @@ from agentrl.engine.torch_engine import TorchEngine
 from agentrl.observe import STEP_KEYS
 from agentrl.record import Batch, Branch, Group, Turn
 from agentrl.record.protocols import GenerateRequest, GenerateResult
+from agentrl.trainer.policy_files import snapshot, write_policy
 
 Fixture = Callable[..., Any]
 
@@ -275,14 +276,14 @@ def test_the_saved_model_is_the_trained_one(
 ) -> None:
     actor = new_actor("actor.ppo_mini_batch_size=2", "actor.optim.lr=0.01", family=family)
     actor.update(batch_of(new_groups(2, 3)))
-    actor.save(tmp_path)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
+    write_policy(actor.model, snapshot(actor.model), tmp_path / "model")
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     ids = torch.arange(20)[None]
     plain = copy.deepcopy(actor.model)
     plain.set_attn_implementation("sdpa")
     with torch.no_grad():
         torch.testing.assert_close(loaded(input_ids=ids).logits, plain(input_ids=ids).logits)
-    assert "agentrl" not in (tmp_path / "config.json").read_text()
+    assert "agentrl" not in (tmp_path / "model/config.json").read_text()
     assert actor.update(batch_of(new_groups(2, 3)))["actor/skipped_steps"] == 0  # training can go on
 
 

@@ -16,8 +16,10 @@ from agentrl.observe import STEP_KEYS
 from agentrl.record import Batch, EngineError, Group, RolloutEnded
 from agentrl.record.protocols import Bucket, PublishReport, RolloutStatus, ValidationReport
 from agentrl.trainer.loop import TrainLoop
+from agentrl.trainer.policy_files import snapshot, write_policy
 from agentrl.weights.receiver import BucketReceiver
 from agentrl.weights.sender import ShmSender
+from tests.support.asynchrony import settle, until
 
 Fixture = Callable[..., Any]
 
@@ -110,18 +112,20 @@ class Rows(list[dict[str, float]]):
 def new_loop(tmp_path: Path, new_model: Fixture, new_groups: Fixture, new_config: Fixture, new_actor: Fixture):
     """`new_loop("key=value", ..., batches=4)`: a loop, its scripted rollout side, and the rows it writes."""
 
-    def build(*overrides: str, batches: int = 100) -> tuple[TrainLoop, ScriptedRollout, Rows]:
+    def build(
+        *overrides: str, batches: int = 100, rollout: type[ScriptedRollout] = ScriptedRollout
+    ) -> tuple[TrainLoop, ScriptedRollout, Rows]:
         keys = ("actor.ppo_mini_batch_size=2", "actor.optim.lr=0.01", *overrides)
-        rollout, rows = ScriptedRollout(new_groups(2, 3), new_model(seed=9), batches), Rows()
+        side, rows = rollout(new_groups(2, 3), new_model(seed=9), batches), Rows()
         loop = TrainLoop(
             new_config(*keys),
             actor=new_actor(*keys),
-            rollout=rollout,
+            rollout=side,
             sender=ShmSender(tmp_path, 1 << 14),
             sink=rows,
             run_dir=tmp_path,
         )
-        return loop, rollout, rows
+        return loop, side, rows
 
     return build
 
@@ -174,7 +178,7 @@ def test_a_run_ends_where_the_batches_do_and_validates_what_it_saves(new_loop: F
     assert rollout.calls[-4:] == ["take 1", "stop", "publish 2", "validate 2"]
     assert len(rows.steps) == 3
     assert same_weights(loop._actor.model, rollout.engine)
-    saved: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model.partial")
+    saved: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert same_weights(saved, rollout.engine)
 
 
@@ -246,3 +250,196 @@ def test_no_step_is_missed_by_one_who_asks_rarely(new_loop: Fixture) -> None:
         return seen
 
     assert asyncio.run(play()) == [0, 1, 2, 3, 4]
+
+
+class EngineLeft(ScriptedRollout):
+    """Its engine is away from time to time; counts what the trainer does about it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.away = False
+
+    async def weights_wanted(self) -> None:
+        await self.wanted.wait()
+        self.wanted.clear()
+        self.away = False
+
+    async def begin_publish(self, reload: bool = False) -> None:
+        self.calls.append(f"reload {self.version}" if reload else f"publish {self.version + 1}")
+        if self.away:
+            raise EngineError("no engine is left to take the weights")
+        self._receiver.start()
+
+
+def test_a_publication_that_no_engine_took_is_repeated_when_one_is_back(new_loop: Fixture) -> None:
+    async def play() -> None:
+        loop, rollout, rows = new_loop("trainer.total_steps=2", rollout=EngineLeft)
+        rollout.away = True
+        running = asyncio.create_task(loop.run())
+        await until(lambda: "publish 1" in rollout.calls)
+        await settle()
+        assert loop.version == 0 and not running.done() and loop._phase == "publishing weights"
+        rollout.wanted.set()
+        await running
+        assert [call for call in rollout.calls if call.startswith("publish")] == ["publish 1", "publish 1", "publish 2"]
+        assert [row["policy_version"] for row in rows] == [0, 1]
+        assert same_weights(loop._actor.model, rollout.engine)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(("sync", "call", "version"), [(1, "reload 1", 1), (2, "publish 1", 1)])
+def test_an_engine_that_wants_weights_gets_those_of_now_while_the_trainer_waits_for_a_batch(
+    new_loop: Fixture, sync: int, call: str, version: int
+) -> None:
+    """With weights newer than the last published ones that is a new version; else the same once more."""
+
+    class Starved(EngineLeft):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.starving, self.fed = asyncio.Event(), asyncio.Event()
+
+        async def take_batch(self, version: int) -> Batch:
+            if self._taken == 1:
+                self.starving.set()
+                await self.fed.wait()
+                version = self.version
+            return await super().take_batch(version)
+
+        async def finish_publish(self, version: int) -> PublishReport:
+            if self.starving.is_set():
+                self.fed.set()
+            return await super().finish_publish(version)
+
+    async def play() -> None:
+        keys = ("trainer.total_steps=2", f"async_training.trigger_parameter_sync_step={sync}")
+        loop, rollout, rows = new_loop(*keys, rollout=Starved)
+        running = asyncio.create_task(loop.run())
+        await rollout.starving.wait()
+        before = loop.version
+        rollout.wanted.set()
+        await running
+        assert rollout.calls.count(call) == 1
+        assert before == (1 if sync == 1 else 0)
+        assert [row["policy_version"] for row in rows] == [0, version]
+        # After the early publication the count of steps begins anew: the last step's weights come with the end.
+        assert rollout.calls[-1] == ("stop" if sync == 1 else "publish 2")
+        assert same_weights(loop._actor.model, rollout.engine)
+
+    asyncio.run(play())
+
+
+class Open(ScriptedRollout):
+    """Its validations after the first step end when they are let go."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.go_on = asyncio.Event()
+
+    async def validate(self) -> ValidationReport:
+        report = await super().validate()
+        if self.version:
+            await self.go_on.wait()
+        return report
+
+
+def test_a_validation_goes_on_beside_the_training(new_loop: Fixture) -> None:
+    async def play() -> None:
+        loop, rollout, rows = new_loop("data.val=v:load", "trainer.test_freq=3", "trainer.total_steps=5", rollout=Open)
+        running = asyncio.create_task(loop.run())
+        await until(lambda: len(rows.steps) == 4)
+        assert not rollout.go_on.is_set() and not any("val/step" in row for row in rows.steps)
+        rollout.go_on.set()
+        await running
+        assert [(row["step"], row["val/step"]) for row in rows if "val/step" in row] == [(0, 0), (5, 3), (5, 5)]
+        assert rollout.calls.count("validate 3") == 1
+
+    asyncio.run(play())
+
+
+def test_a_validation_still_open_at_the_end_is_waited_for_and_recorded(new_loop: Fixture) -> None:
+    async def play() -> None:
+        loop, rollout, rows = new_loop("data.val=v:load", "trainer.test_freq=2", "trainer.total_steps=3", rollout=Open)
+        running = asyncio.create_task(loop.run())
+        await until(lambda: "stop" in rollout.calls)
+        assert len(rows.steps) == 3
+        await settle()
+        assert (await loop.status(0)).phase == "validating"
+        rollout.go_on.set()
+        await running
+        assert [(row["step"], row["val/step"]) for row in rows if "val/step" in row] == [(0, 0), (3, 2), (3, 3)]
+        assert loop._accuracy == rows[-1]["val/accuracy"]
+
+    asyncio.run(play())
+
+
+def test_a_validation_that_fails_ends_the_run_with_its_error(new_loop: Fixture) -> None:
+    class Failing(ScriptedRollout):
+        async def validate(self) -> ValidationReport:
+            if self.version:
+                raise EngineError("no engine is left")
+            return await super().validate()
+
+    loop, _, _ = new_loop("data.val=v:load", "trainer.test_freq=1", "trainer.total_steps=3", rollout=Failing)
+    with pytest.raises(EngineError, match="no engine is left"):
+        asyncio.run(loop.run())
+
+
+def test_policies_are_saved_as_they_were_while_training_goes_on(
+    new_loop: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writing takes until all steps are done; what is written is the policy of its step all the same."""
+    go_on, started = threading.Event(), threading.Event()
+
+    def held(*args: Any) -> None:
+        started.set()
+        assert go_on.wait(20)
+        write_policy(*args)
+
+    monkeypatch.setattr("agentrl.trainer.loop.write_policy", held)
+
+    async def play() -> dict[int, dict[str, torch.Tensor]]:
+        loop, _, rows = new_loop("trainer.save_freq=2", "trainer.total_steps=3")
+        weights: dict[int, dict[str, torch.Tensor]] = {}
+        update = loop._actor.update
+
+        def remember(batch: Batch) -> dict[str, float]:
+            row = update(batch)
+            weights[len(weights) + 1] = {name: p.detach().clone() for name, p in loop._actor.model.named_parameters()}
+            return row
+
+        loop._actor.update = remember
+        running = asyncio.create_task(loop.run())
+        await until(lambda: len(rows) == 3)
+        assert started.is_set() and not running.done() and not (tmp_path / "checkpoints/step_2/model").exists()
+        go_on.set()
+        await running
+        assert same_weights(AutoModelForCausalLM.from_pretrained(tmp_path / "model"), loop._actor.model)
+        return weights
+
+    weights = asyncio.run(play())
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_2"]
+    assert [path.name for path in (tmp_path / "checkpoints/step_2").iterdir()] == ["model"]
+    saved: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoints/step_2/model", dtype=torch.float32)
+    names = {name for name, _ in saved.named_parameters()}
+    assert names == set(weights[2])
+    for name, parameter in saved.named_parameters():
+        assert torch.equal(parameter, weights[2][name]) and not torch.equal(parameter, weights[3][name])
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_a_saved_snapshot_loads_as_the_model_it_was(new_actor: Fixture, tmp_path: Path, family: str) -> None:
+    """With and without tied embeddings."""
+    actor = new_actor(family=family)
+    weights = snapshot(actor.model)
+    with torch.no_grad():
+        for parameter in actor.model.parameters():
+            parameter.zero_()
+    write_policy(actor.model, weights, tmp_path / "model")
+    saved: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    original: Any = new_actor(family=family).model
+    assert same_weights(saved, original)
+    assert not (tmp_path / "model.partial").exists()
+    ids = torch.arange(8)[None]
+    original.set_attn_implementation("sdpa")
+    assert torch.allclose(saved(input_ids=ids).logits, original(input_ids=ids).logits, atol=1e-5)

@@ -1,0 +1,190 @@
+"""The processes of a run on this machine: started together, and gone together, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from agentrl.cluster.spec import RunSpec
+from agentrl.config import RunConfig
+from agentrl.device import compute_environment
+from agentrl.record import AgentRLError
+from agentrl.record.task import Split
+from agentrl.weights.segment import shared_memory_root
+
+_STOP_SECONDS = 3.0
+_LONGEST_SOCKET_PATH = 100
+PLAIN_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""Of a process that plays episodes: what its agents and environments start would inherit the allocator's settings of
+processes that compute."""
+
+
+class ProcessFailed(AgentRLError):
+    """A process of the run ended unexpectedly; carries the end of its log."""
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """A process in its role.
+
+    Attributes:
+        restarts: how often another one was in this role before.
+    """
+
+    role: str
+    process: asyncio.subprocess.Process
+    log: Path
+    restarts: int = 0
+
+
+class Processes:
+    """Starts processes by role and leaves nothing behind: no process, no socket, no segment.
+
+    Use as an async context manager; leaving it stops what still runs.
+
+    Args:
+        model_path: where the model's files are.
+        plugin_paths: folders in which the user's own modules are looked for.
+        split: of an evaluation.
+
+    Attributes:
+        children: those that run, or ran last in their role.
+        spec: what they are told; there once the context is entered.
+    """
+
+    spec: RunSpec
+
+    def __init__(
+        self, config: RunConfig, run_dir: Path, model_path: str, plugin_paths: tuple[str, ...], *, split: Split = "val"
+    ) -> None:
+        self.run_dir = run_dir
+        self.children: list[Child] = []
+        self._config = config
+        self._model_path = model_path
+        self._plugin_paths = plugin_paths
+        self._split: Split = split
+        self._folders: list[Path] = []
+
+    async def __aenter__(self) -> Processes:
+        try:
+            self._make_folders()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def _make_folders(self) -> None:
+        config = self._config
+        for root in {shared_memory_root(0), Path(tempfile.gettempdir())}:
+            _remove_leftovers(root)
+        name = f"agentrl-{os.getpid()}-{secrets.token_hex(4)}"
+        sockets = _socket_folder(f"{name}-")
+        self._folders.append(sockets)
+        segments = shared_memory_root(2 * config.weights.bucket_mb * 2**20) / name
+        segments.mkdir(mode=0o700)
+        self._folders.append(segments)
+        self.spec = RunSpec(
+            config=config.model_dump(mode="json"),
+            model_path=self._model_path,
+            run_dir=str(self.run_dir),
+            sockets=str(sockets),
+            segments=str(segments),
+            plugin_paths=self._plugin_paths,
+            engines=config.rollout.n_gpus_per_node,
+            split=self._split,
+        )
+        self.spec.write(sockets / "spec.json")
+        (self.run_dir / "logs").mkdir()
+
+    async def start_engine(self, role: str, *, restarts: int = 0) -> None:
+        """Starts an engine."""
+        await self.start(role, compute_environment(self._config.rollout.threads), restarts=restarts)
+
+    async def start(self, role: str, environment: dict[str, str], *, restarts: int = 0) -> None:
+        """Starts the process of a role, with these variables on top of this process's environment."""
+        log = self.run_dir / "logs" / f"{role}.log"
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                # -P: the current folder is no place for modules that would hide installed ones.
+                *(sys.executable, "-P", "-m", "agentrl.cluster.process"),
+                *(role, str(Path(self.spec.sockets) / "spec.json")),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **environment},
+                # Ctrl-C in the terminal reaches the supervisor alone, which then stops the others in order.
+                start_new_session=True,
+            )
+        self.children.append(Child(role, process, log, restarts))
+
+    async def stop(self) -> None:
+        """Stops what runs and removes what the processes shared."""
+        running = [child.process for child in self.children if child.process.returncode is None]
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_SECONDS
+        for process in running:
+            try:
+                await asyncio.wait_for(process.wait(), max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        for child in self.children:
+            # Whatever an agent or environment left behind in the process's session goes with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.process.pid, signal.SIGKILL)
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._folders = []
+
+    def failure(self, child: Child) -> ProcessFailed:
+        """What to raise because of the end of a process."""
+        lines = child.log.read_text(errors="replace").splitlines()[-15:]
+        return ProcessFailed(
+            f"the {child.role} process ended with status {child.process.returncode}; the end of {child.log}:\n"
+            + "\n".join(f"  {line}" for line in lines)
+        )
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Removes the folders of runs whose every process was killed, so that none could."""
+    for folder in root.glob("agentrl-*-*"):
+        pid = folder.name.split("-")[1]
+        if pid.isdigit() and not _runs(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _socket_folder(prefix: str) -> Path:
+    """A new temporary folder whose path is short enough for the address of a Unix socket (some 100 bytes)."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    if len(str(folder / "engine-000")) <= _LONGEST_SOCKET_PATH:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))

@@ -1,0 +1,45 @@
+"""Texts that end a turn, looked for in what the sampled tokens decode to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Decode = Callable[[list[int]], str]
+
+_INCOMPLETE = "\ufffd"
+
+
+class StopText:
+    """Says which token completes one of the texts, wherever tokens and texts begin and end.
+
+    Only a tail is decoded again for each token. What a token adds is the difference between the text of the tail with
+    and without it, since tokenizers decode a first token differently from a later one. A character whose bytes are
+    spread over several tokens decodes to a replacement until it is whole; until then the tail is kept.
+
+    Args:
+        texts: none of them empty.
+        decode: the text of token ids, special tokens included.
+    """
+
+    def __init__(self, texts: tuple[str, ...], decode: Decode) -> None:
+        self._texts = texts
+        self._decode = decode
+        self._overlap = max(map(len, texts)) - 1
+        self._tail: list[int] = []
+        self._known = 0
+        self._known_text = ""
+        self._before = ""
+
+    def ends_with(self, token_id: int) -> bool:
+        """Takes the next sampled token; True if it completes one of the texts."""
+        self._tail.append(token_id)
+        text = self._decode(self._tail)
+        recent = self._before + text[len(self._known_text) :]
+        if any(stop in recent for stop in self._texts):
+            return True
+        if not text.endswith(_INCOMPLETE):
+            self._before = recent[len(recent) - self._overlap :] if self._overlap < len(recent) else recent
+            del self._tail[: self._known]
+            self._known = len(self._tail)
+            self._known_text = self._decode(self._tail)
+        return False

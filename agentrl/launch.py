@@ -1,0 +1,113 @@
+"""What comes before any process of a run starts, and how a person's Ctrl-C reaches it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agentrl.cluster.spec import plugin_paths
+from agentrl.config import RunConfig, dump_yaml
+from agentrl.device import get_device
+from agentrl.observe import create_run_dir, write_environment
+from agentrl.sdk.plugin import PluginError
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """The user or the system asked the run to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A run whose parts are all there.
+
+    Attributes:
+        run_dir: newly made.
+        model_path: a folder, or a hub id.
+        plugin_folders: where its processes look for the user's modules.
+    """
+
+    config: RunConfig
+    run_dir: Path
+    model_path: str
+    plugin_folders: tuple[str, ...]
+
+
+def prepare(config: RunConfig, plugin_folders: Sequence[str], *, experiment: str) -> Launch:
+    """Finds everything a config names and makes the run directory.
+
+    Raises:
+        PluginError, DataError, DeviceError: the config names something that is not there.
+        RuntimeError: an event loop is running here.
+    """
+    from agentrl.models import resolve_model
+
+    _check_no_loop_runs()
+    folders = (*plugin_folders, os.getcwd())
+    with plugin_paths(folders):
+        check_user_code(config)
+    model_path = resolve_model(config.model.path)
+    device = get_device(config.trainer.device)
+    try:
+        run_dir = create_run_dir(config.trainer.output_dir, experiment)
+    except OSError as error:
+        raise PluginError(f"trainer.output_dir: no run directory can be made there: {error}") from error
+    (run_dir / "config.yaml").write_text(dump_yaml(config))
+    write_environment(run_dir, [device.type])
+    return Launch(config, run_dir, model_path, folders)
+
+
+def check_user_code(config: RunConfig) -> None:
+    """Finds the agents, the environments, the tasks and the sampler."""
+    from agentrl.rollout.episode import Plugins
+    from agentrl.rollout.schedule import TaskSchedule
+    from agentrl.rollout.tasks import load_tasks
+
+    Plugins.load(config)
+    TaskSchedule.from_config(config, load_tasks(config, "train"))
+    load_tasks(config, "val")
+
+
+def interruptible(work: Coroutine[Any, Any, T], run_dir: Path) -> T:
+    """Runs `work` in an event loop of its own; the first SIGINT or SIGTERM cancels it.
+
+    Raises:
+        Interrupted: that happened.
+    """
+    return asyncio.run(_interruptible(work, run_dir))
+
+
+async def _interruptible(work: Coroutine[Any, Any, T], run_dir: Path) -> T:
+    task = asyncio.ensure_future(work)
+
+    def stop() -> None:
+        # Once: stopping the processes takes seconds, and a second Ctrl-C must not leave any behind.
+        if not task.cancelling():
+            task.cancel()
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise Interrupted(f"stopped; what there is of the run lies in {run_dir}") from None
+
+
+def _check_no_loop_runs() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(
+        "a run starts its own event loop, but one is running here. In a notebook or in async code use `await "
+        "asyncio.to_thread(train, ...)`; in a script call `train` under `if __name__ == '__main__':`, since the run's "
+        "processes import the script"
+    )

@@ -1,0 +1,36 @@
+"""The policy as files in Hugging Face format, written beside a training that goes on."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Weights = dict[str, torch.Tensor]
+
+
+def snapshot(model: Any, *, copy: bool = True) -> Weights:
+    """The model's weights in main memory, tied ones once.
+
+    Args:
+        copy: whether they have to stay as they are while the model trains on.
+    """
+    repeated = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    repeated -= {name for name, _ in model.named_parameters()}
+    kept = {name: tensor for name, tensor in model.state_dict().items() if name not in repeated}
+    return {name: tensor.detach().to("cpu", copy=copy) for name, tensor in kept.items()}
+
+
+def write_policy(model: Any, weights: Weights, directory: Path, tokenizer: Any = None) -> None:
+    """Writes `weights` as a model like `model`, whose own weights may change meanwhile, and the tokenizer beside them.
+    The files appear in `directory` all at once."""
+    partial = directory.with_name(f"{directory.name}.partial")
+    with torch.device("meta"):
+        shape = type(model)(deepcopy(model.config))
+    shape.set_attn_implementation("sdpa")
+    shape.save_pretrained(partial, state_dict=weights)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(partial)
+    partial.rename(directory)
