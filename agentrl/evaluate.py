@@ -19,7 +19,6 @@ from agentrl.launch import interruptible, prepare
 from agentrl.observe.pass_at_k import Estimate, mean, pass_at_k, share
 from agentrl.record import EnvError
 from agentrl.record.protocols import EvaluatedTask, EvaluationReport
-from agentrl.record.task import Split
 
 EVALUATION_FILE = "evaluation.json"
 
@@ -61,7 +60,6 @@ def evaluate(
     config: RunConfig,
     *,
     k: Sequence[int] = (1,),
-    split: Split = "val",
     plugin_folders: Sequence[str] = (),
     console: Console | None = None,
 ) -> Evaluation:
@@ -69,7 +67,6 @@ def evaluate(
 
     Args:
         k: which pass@k; none may be greater than `val.n`.
-        split: which tasks: `data.val`, or `data.train` for data that is not split.
         plugin_folders: where modules named by the config are looked for, after everything installed and before the
             current folder.
 
@@ -79,12 +76,12 @@ def evaluate(
         AgentRLError: a process failed, or not one task could be judged.
         Interrupted: SIGINT or SIGTERM.
     """
-    _check(config, k, split)
+    _check(config, k)
     console = console or Console()
-    launch = prepare(config, plugin_folders, experiment=f"{config.trainer.experiment_name}-eval")
+    launch = prepare(config, plugin_folders, experiment=f"{config.trainer.experiment_name}-eval", splits=("val",))
     console.print(f"[bold]agentrl eval[/bold] {launch.run_dir}", highlight=False, soft_wrap=True)
     began = time.monotonic()
-    host = EvaluationHost(config, launch.run_dir, launch.model_path, launch.plugin_folders, split=split)
+    host = EvaluationHost(config, launch.run_dir, launch.model_path, launch.plugin_folders)
     report = interruptible(host.evaluate(console), launch.run_dir)
     evaluation = summarise(report, config, k=k, run_dir=launch.run_dir, seconds=round(time.monotonic() - began, 2))
     (launch.run_dir / EVALUATION_FILE).write_text(json.dumps(evaluation.as_json(), indent=1) + "\n")
@@ -131,16 +128,14 @@ def _pass_at(tasks: Sequence[EvaluatedTask], k: Sequence[int]) -> dict[int, Esti
     }
 
 
-def _check(config: RunConfig, k: Sequence[int], split: Split) -> None:
+def _check(config: RunConfig, k: Sequence[int]) -> None:
     problems = []
-    if split == "val" and not config.validates:
-        problems.append(Problem("data.val", "names no held-out tasks", "set data.val, or evaluate on --split train"))
-    if min(k) < 1 or max(k) > config.val.n:
-        wrong = max(k) if max(k) > config.val.n else min(k)
-        problems.append(
-            Problem(
-                "val.n", f"is {config.val.n}: no pass@{wrong} with so many samples a task", f"set val.n to {max(k)}"
-            )
-        )
+    if not config.validates:
+        problems.append(Problem("data.val", "names no held-out tasks", "set data.val to the tasks to evaluate on"))
+    if min(k) < 1:
+        problems.append(Problem("--k", f"is {min(k)}", "ask for 1 or more"))
+    if max(k) > config.val.n:
+        reason = f"is {config.val.n}: no pass@{max(k)} with so many samples a task"
+        problems.append(Problem("val.n", reason, f"set val.n to {max(k)}", others=("--k",)))
     if problems:
         raise ConfigError(problems)

@@ -15,6 +15,7 @@ from agentrl.cluster.spec import plugin_paths
 from agentrl.config import RunConfig, dump_yaml
 from agentrl.device import get_device
 from agentrl.observe import create_run_dir, write_environment
+from agentrl.record.task import Split
 from agentrl.sdk.plugin import PluginError
 
 T = TypeVar("T")
@@ -40,8 +41,13 @@ class Launch:
     plugin_folders: tuple[str, ...]
 
 
-def prepare(config: RunConfig, plugin_folders: Sequence[str], *, experiment: str) -> Launch:
+def prepare(
+    config: RunConfig, plugin_folders: Sequence[str], *, experiment: str, splits: Sequence[Split] = ("train", "val")
+) -> Launch:
     """Finds everything a config names and makes the run directory.
+
+    Args:
+        splits: which tasks will be needed.
 
     Raises:
         PluginError, DataError, DeviceError: the config names something that is not there.
@@ -52,7 +58,7 @@ def prepare(config: RunConfig, plugin_folders: Sequence[str], *, experiment: str
     _check_no_loop_runs()
     folders = (*plugin_folders, os.getcwd())
     with plugin_paths(folders):
-        check_user_code(config)
+        check_user_code(config, splits)
     model_path = resolve_model(config.model.path)
     device = get_device(config.trainer.device)
     try:
@@ -60,19 +66,20 @@ def prepare(config: RunConfig, plugin_folders: Sequence[str], *, experiment: str
     except OSError as error:
         raise PluginError(f"trainer.output_dir: no run directory can be made there: {error}") from error
     (run_dir / "config.yaml").write_text(dump_yaml(config))
-    write_environment(run_dir, [device.type])
+    write_environment(run_dir, [device.type], plugin_folders=folders)
     return Launch(config, run_dir, model_path, folders)
 
 
-def check_user_code(config: RunConfig) -> None:
-    """Finds the agents, the environments, the tasks and the sampler."""
+def check_user_code(config: RunConfig, splits: Sequence[Split]) -> None:
+    """Finds the agents, the environments, the tasks of these splits and the sampler."""
     from agentrl.rollout.episode import Plugins
     from agentrl.rollout.schedule import TaskSchedule
     from agentrl.rollout.tasks import load_tasks
 
     Plugins.load(config)
-    TaskSchedule.from_config(config, load_tasks(config, "train"))
-    load_tasks(config, "val")
+    tasks = {split: load_tasks(config, split) for split in splits}
+    if "train" in tasks:
+        TaskSchedule.from_config(config, tasks["train"])
 
 
 def interruptible(work: Coroutine[Any, Any, T], run_dir: Path) -> T:

@@ -144,8 +144,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--search-steps", type=int, default=6, help="of each candidate for the synchronous side")
+    parser.add_argument("--latency", choices=("with", "without", "both"), default="both")
     arguments = parser.parse_args()
-    for latency in (True, False):
+    for latency in {"with": (True,), "without": (False,), "both": (True, False)}[arguments.latency]:
         candidates = [
             measure("synchronous", latency=latency, steps=arguments.search_steps, groups=groups, concurrent=n, seed=0)
             for groups, n in ((16, 64), (16, 128), (32, 128), (32, 256))

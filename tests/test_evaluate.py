@@ -82,9 +82,8 @@ def test_a_run_is_measured_by_the_policy_it_trained(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         ([str(CONFIG), "--k", "4"], "set val.n to 4"),
-        ([str(CONFIG), "--k", "0"], "no pass@0"),
+        ([str(CONFIG), "--k", "0"], "ask for 1 or more"),
         ([str(CONFIG), "model.path=nowhere"], "model.path"),
-        ([str(CONFIG), "--split", "test"], "use val or train"),
         ([str(CONFIG), "--step", "4"], "about the directory of a run"),
         (["/tmp", "--step", "4"], "holds no config.yaml"),
     ],

@@ -53,7 +53,6 @@ def evaluate(
     overrides: Annotated[list[str] | None, typer.Argument(help="dotted.key=value, the last word on its key.")] = None,
     k: Annotated[list[int] | None, typer.Option("--k", help="pass@k to estimate; can be repeated.")] = None,
     step: Annotated[int | None, typer.Option(help="Of a run: the policy saved at this training step.")] = None,
-    split: Annotated[str, typer.Option(help="val, or train for data that is not split.")] = "val",
 ) -> None:
     """Measure a policy: `agentrl eval runs/math/latest val.n=4 --k 1 --k 4`, or
     `agentrl eval examples/math.yaml model.path=Qwen/Qwen3-0.6B`."""
@@ -62,17 +61,16 @@ def evaluate(
     from agentrl.cli.eval import print_evaluation, run_overrides
     from agentrl.config import load_config
     from agentrl.evaluate import evaluate
+    from agentrl.observe.run_dir import plugin_folders
 
-    if split not in ("val", "train"):
-        raise typer.BadParameter(f"{split!r}: use val or train", param_hint="--split")
     if step is not None and not target.is_dir():
         raise typer.BadParameter("is about the directory of a run", param_hint="--step")
     console = Console()
     with errors_exit():
         file, own = run_overrides(target, step) if target.is_dir() else (target, [])
         config = load_config(file, [*own, *(overrides or ())])
-        folders = (str(file.resolve().parent),)
-        result = evaluate(config, k=k or [1], split=split, plugin_folders=folders, console=console)  # type: ignore[arg-type]
+        folders = plugin_folders(target) if target.is_dir() else []
+        result = evaluate(config, k=k or [1], plugin_folders=[*folders, str(file.resolve().parent)], console=console)
     print_evaluation(console, result)
 
 

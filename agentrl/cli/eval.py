@@ -42,7 +42,7 @@ def run_overrides(run_dir: Path, step: int | None) -> tuple[Path, list[str]]:
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     """The figures as a table, and where the rest is."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", "estimate", "95% interval"):
+    for column in ("", "estimate", "95% interval", "tasks"):
         table.add_column(column, justify="left" if not column else "right")
     for k, estimate in evaluation.pass_at.items():
         table.add_row(f"pass@{k}", *_cells(estimate))
@@ -64,5 +64,5 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     console.print(f"everything: {evaluation.run_dir}", highlight=False, soft_wrap=True)
 
 
-def _cells(estimate: Estimate) -> tuple[str, str]:
-    return f"{estimate.value:.3f}", f"{estimate.low:.3f} - {estimate.high:.3f}"
+def _cells(estimate: Estimate) -> tuple[str, str, str]:
+    return f"{estimate.value:.3f}", f"{estimate.low:.3f} - {estimate.high:.3f}", str(estimate.tasks)

@@ -12,7 +12,6 @@ from agentrl.cluster.processes import PLAIN_ENVIRONMENT, Processes
 from agentrl.cluster.rpc import RpcClient, connected
 from agentrl.config import RunConfig
 from agentrl.record.protocols import EvaluationReport, EvaluationService
-from agentrl.record.task import Split
 
 _POLL_SECONDS = 0.25
 _SHADOW_SECONDS = 2.0
@@ -24,13 +23,10 @@ class EvaluationHost:
     Args:
         model_path: where the model's files are.
         plugin_paths: folders in which the user's own modules are looked for.
-        split: which tasks are played.
     """
 
-    def __init__(
-        self, config: RunConfig, run_dir: Path, model_path: str, plugin_paths: tuple[str, ...], *, split: Split
-    ) -> None:
-        self._processes = Processes(config, run_dir, model_path, plugin_paths, split=split)
+    def __init__(self, config: RunConfig, run_dir: Path, model_path: str, plugin_paths: tuple[str, ...]) -> None:
+        self._processes = Processes(config, run_dir, model_path, plugin_paths)
 
     async def evaluate(self, console: Console) -> EvaluationReport:
         """Plays all tasks, with a bar on `console`.

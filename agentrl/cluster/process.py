@@ -81,6 +81,7 @@ async def run_rollout(spec: RunSpec, role: str) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(RpcServer(spec.address(role), worker, RolloutService).serve())
             tasks.create_task(worker.run())
+            tasks.create_task(worker.watch())
 
 
 async def run_evaluator(spec: RunSpec, role: str) -> None:
@@ -92,7 +93,7 @@ async def run_evaluator(spec: RunSpec, role: str) -> None:
     config = spec.run_config()
     LoopWatch(asyncio.get_running_loop(), warn_after=5.0, give_up_after=RPC_SILENCE - 5.0).start()
     chat_format = await asyncio.to_thread(ChatFormat.load, config.model, spec.model_path)
-    tasks = [task for own in load_tasks(config, spec.split).values() for task in own[: config.val.limit]]
+    tasks = [task for own in load_tasks(config, "val").values() for task in own[: config.val.limit]]
     clients = {name: RpcClient(spec.address(name), Engine, name=name) for name in spec.engine_roles()}
     async with connected(*clients.values()):
         evaluator = Evaluator(

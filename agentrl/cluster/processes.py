@@ -19,14 +19,13 @@ from agentrl.cluster.spec import RunSpec
 from agentrl.config import RunConfig
 from agentrl.device import compute_environment
 from agentrl.record import AgentRLError
-from agentrl.record.task import Split
 from agentrl.weights.segment import shared_memory_root
 
 _STOP_SECONDS = 3.0
 _LONGEST_SOCKET_PATH = 100
-PLAIN_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""Of a process that plays episodes: what its agents and environments start would inherit the allocator's settings of
-processes that compute."""
+PLAIN_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0"}
+"""Of a process that plays episodes. Not the allocator's settings of those that compute: what agents and environments
+start would inherit them. The hash seed, because some generated data sets depend on the order of Python's sets."""
 
 
 class ProcessFailed(AgentRLError):
@@ -55,7 +54,6 @@ class Processes:
     Args:
         model_path: where the model's files are.
         plugin_paths: folders in which the user's own modules are looked for.
-        split: of an evaluation.
 
     Attributes:
         children: those that run, or ran last in their role.
@@ -64,15 +62,12 @@ class Processes:
 
     spec: RunSpec
 
-    def __init__(
-        self, config: RunConfig, run_dir: Path, model_path: str, plugin_paths: tuple[str, ...], *, split: Split = "val"
-    ) -> None:
+    def __init__(self, config: RunConfig, run_dir: Path, model_path: str, plugin_paths: tuple[str, ...]) -> None:
         self.run_dir = run_dir
         self.children: list[Child] = []
         self._config = config
         self._model_path = model_path
         self._plugin_paths = plugin_paths
-        self._split: Split = split
         self._folders: list[Path] = []
 
     async def __aenter__(self) -> Processes:
@@ -106,7 +101,6 @@ class Processes:
             segments=str(segments),
             plugin_paths=self._plugin_paths,
             engines=config.rollout.n_gpus_per_node,
-            split=self._split,
         )
         self.spec.write(sockets / "spec.json")
         (self.run_dir / "logs").mkdir()

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
-from agentrl.record.task import Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,6 @@ class RunSpec:
         sockets: folder of the processes' sockets.
         segments: folder of the shared memory segments.
         plugin_paths: folders in which the user's own modules are looked for, after everything installed.
-        split: which tasks an evaluation plays.
     """
 
     config: dict[str, Any]
@@ -34,7 +32,6 @@ class RunSpec:
     segments: str
     plugin_paths: tuple[str, ...]
     engines: int
-    split: Split = "val"
 
     def run_config(self) -> RunConfig:
         return RunConfig.model_validate(self.config)

@@ -78,6 +78,13 @@ def _rollout(config: RunConfig) -> Iterator[Problem]:
             "set rollout.filter_zero_variance to false, or rollout.n to 2 or more",
             others=("rollout.n",),
         )
+    if config.async_training.on_stale == "requeue" and rollout.max_attempts == 1:
+        yield Problem(
+            "rollout.max_attempts",
+            "is 1, but async_training.on_stale = requeue plays what came too late again",
+            "set rollout.max_attempts to 2 or more, or async_training.on_stale to drop",
+            others=("async_training.on_stale",),
+        )
     yield from _lengths(config)
     if rollout.kv_cache_tokens is not None and rollout.kv_cache_tokens < rollout.max_model_len:
         yield Problem(
@@ -132,6 +139,8 @@ def _sampling(config: RunConfig) -> Iterator[Problem]:
 
 
 def _validation(config: RunConfig) -> Iterator[Problem]:
+    if config.val.top_k == 0:
+        yield Problem("val.top_k", "is 0: no token would be left", "set val.top_k to -1 (all tokens), or to 1 or more")
     if config.trainer.test_freq > 0 and not config.validates:
         source = "environments.NAME.val" if config.environments else "data.val"
         yield Problem(

@@ -215,6 +215,13 @@ def _update(config: RunConfig) -> Iterator[Problem]:
                 f"remove it, or set {_CORRECTION}.loss_type to ppo_clip",
                 others=("actor.proximal", f"{_CORRECTION}.loss_type"),
             )
+    if actor.loss_agg_mode != "seq-mean-token-sum-norm":
+        yield Problem(
+            "actor.loss_scale_factor",
+            f"has no effect with actor.loss_agg_mode = {actor.loss_agg_mode}",
+            "remove it, or set actor.loss_agg_mode to seq-mean-token-sum-norm",
+            others=("actor.loss_agg_mode",),
+        )
     if actor.optim.lr_scheduler_type == "constant":
         yield Problem(
             "actor.optim.min_lr_ratio",

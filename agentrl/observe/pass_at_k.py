@@ -13,11 +13,12 @@ _Z = 1.959964
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over tasks with its 95% confidence interval."""
+    """A mean over so many tasks with its 95% confidence interval."""
 
     value: float
     low: float
     high: float
+    tasks: int
 
 
 def pass_at_k(samples: int, solved: int, k: int) -> float:
@@ -47,7 +48,7 @@ def share(values: Sequence[float]) -> Estimate:
     scale = 1 + _Z**2 / observations
     centre = (mean + _Z**2 / (2 * observations)) / scale
     half = _Z * math.sqrt(mean * (1 - mean) / observations + _Z**2 / (4 * observations**2)) / scale
-    return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half))
+    return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half), count)
 
 
 def mean(values: Sequence[float]) -> Estimate:
@@ -60,4 +61,4 @@ def mean(values: Sequence[float]) -> Estimate:
         raise ValueError("there is no judged task to estimate from")
     centre = statistics.fmean(values)
     half = _Z * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
-    return Estimate(centre, centre - half, centre + half)
+    return Estimate(centre, centre - half, centre + half, len(values))

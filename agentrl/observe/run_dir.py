@@ -36,22 +36,33 @@ def create_run_dir(output_dir: str | Path, experiment: str) -> Path:
     return parent / name
 
 
-def write_environment(run_dir: Path, devices: Sequence[str]) -> None:
+def write_environment(run_dir: Path, devices: Sequence[str], *, plugin_folders: Sequence[str] = ()) -> None:
     """Write `environment.json`: enough to know later what a run ran on.
 
     Args:
         run_dir: the folder of the run.
         devices: names of the devices it computes on, such as `cpu` or `cuda:0 NVIDIA H200`.
+        plugin_folders: where it found the user's own modules.
     """
     environment = {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "devices": list(devices),
+        "plugin_folders": list(plugin_folders),
         "packages": package_versions(),
         **git_state(Path.cwd()),
     }
     (run_dir / ENVIRONMENT_FILE).write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
+
+
+def plugin_folders(run_dir: Path) -> list[str]:
+    """Where a run found the user's own modules; empty if it does not say."""
+    try:
+        environment = json.loads((run_dir / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    return list(environment.get("plugin_folders", []))
 
 
 def package_versions() -> dict[str, str]:

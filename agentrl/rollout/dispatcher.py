@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agentrl.record import Fate, Group, NoProgress, Task
+from agentrl.record import Group, NoProgress, Task
 from agentrl.rollout.buffer import Buffer
 from agentrl.rollout.episode import EpisodeRunner, Outcome
 from agentrl.rollout.filters import group_fate
@@ -16,10 +16,6 @@ from agentrl.rollout.gate import StalenessGate
 from agentrl.rollout.ledger import Ledger
 from agentrl.rollout.schedule import TaskSchedule
 from agentrl.rollout.signal import Signal
-
-_RETRY_SECONDS = 0.25
-"""Pause before a failed episode is played again; doubles with every attempt."""
-_INFRASTRUCTURE = (Fate.ENV_ERROR, Fate.ENGINE_ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +140,13 @@ class Dispatcher:
 
     async def _play(self, plan: _Plan, episode_id: str, version: int) -> Outcome:
         try:
-            while True:
-                attempt = self._ledger.attempt(episode_id)
-                outcome = await self._runner.play(
-                    plan.task, group_id=plan.group_id, episode_id=episode_id, version=version, attempt=attempt
-                )
-                if outcome.failure not in _INFRASTRUCTURE or attempt >= self._max_attempts:
-                    break
-                await asyncio.sleep(_RETRY_SECONDS * 2 ** (attempt - 1))
+            outcome = await self._runner.play_until_judged(
+                plan.task,
+                group_id=plan.group_id,
+                episode_id=episode_id,
+                version=version,
+                next_attempt=lambda: self._ledger.attempt(episode_id),
+            )
         finally:
             self._gate.episode_ended(plan.group_id)
             self._changed.notify()

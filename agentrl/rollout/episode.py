@@ -34,6 +34,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 10.0
+_RETRY_SECONDS = 0.25
+"""Pause before a spoiled episode is played again; doubles with every attempt."""
 _EXPLAINED = 100
 """Different errors of agents and environments whose traceback is logged; fates.jsonl has the reason of each episode."""
 _GRAVITY = (Fate.ENGINE_ERROR, Fate.ENV_ERROR, Fate.AGENT_ERROR, Fate.TRUNCATED)
@@ -55,6 +57,11 @@ class Outcome:
     failure: Fate | None = None
     reason: str = ""
     seconds: float = 0.0
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether infrastructure kept it from being judged, so that it says nothing of the policy."""
+        return self.failure in (Fate.ENV_ERROR, Fate.ENGINE_ERROR)
 
     @property
     def usable(self) -> bool:
@@ -122,6 +129,21 @@ class EpisodeRunner:
         self._ended = ended
         self._explained: set[str] = set()
 
+    async def play_until_judged(
+        self, task: Task, *, group_id: str, episode_id: str, version: int, next_attempt: Callable[[], int]
+    ) -> Outcome:
+        """Plays `task`, and plays it again while infrastructure spoils it, `rollout.max_attempts` times at most.
+
+        Args:
+            next_attempt: counts: the number of the attempt that now begins, from 1.
+        """
+        while True:
+            attempt = next_attempt()
+            outcome = await self.play(task, group_id=group_id, episode_id=episode_id, version=version, attempt=attempt)
+            if not outcome.spoiled or attempt >= self._config.rollout.max_attempts:
+                return outcome
+            await asyncio.sleep(_RETRY_SECONDS * 2 ** (attempt - 1))
+
     async def play(self, task: Task, *, group_id: str, episode_id: str, version: int, attempt: int = 1) -> Outcome:
         """Plays `task` once; no weights older than `version` answer. The agent gets a copy of its own."""
         task = copy.deepcopy(task)
@@ -141,11 +163,11 @@ class EpisodeRunner:
         seconds = time.monotonic() - started
         if failure is None and not session.graph.turns:
             failure, reason = Fate.AGENT_ERROR, f"{plugins.loop.__name__} returned without any model call"
-        cut = any(turn.finish_reason == "length" for turn in session.graph.turns)
+        cut = session.overflowed or any(turn.finish_reason == "length" for turn in session.graph.turns)
         status: Status = "truncated" if cut or failure is Fate.TRUNCATED else "aborted" if failure else "completed"
         if task.split == "train" and session.graph.turns:
             if failure is None and cut and self._policy(Fate.TRUNCATED) == "exclude":
-                failure, reason = Fate.TRUNCATED, "a turn was cut by its token limit"
+                failure, reason = Fate.TRUNCATED, "a token limit cut it"
             elif failure is not None and self._policy(failure) == "score":
                 reward, failure = Reward(self._config.rollout.unscored_reward), None
         trajectory = None

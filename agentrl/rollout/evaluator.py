@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from agentrl.config import RunConfig
-from agentrl.record import Fate, Task, TrajectoryWriter
+from agentrl.record import Task, TrajectoryWriter
 from agentrl.record.protocols import Engine, EvaluatedTask, EvaluationReport, EvaluationStatus
 from agentrl.rollout.episode import EpisodeRunner, Outcome, Plugins
 from agentrl.rollout.router import Router
 from agentrl.rollout.signal import Signal
 from agentrl.session import ChatFormat
-
-_INFRASTRUCTURE = (Fate.ENV_ERROR, Fate.ENGINE_ERROR)
 
 
 class Evaluator:
@@ -43,55 +41,47 @@ class Evaluator:
     ) -> None:
         router = Router(engines, Signal())
         self._config = config
-        self._tasks = [replace(task, split="val") for task in tasks]
-        self._engines = engines
+        self._tasks = tasks
         self._runner = EpisodeRunner(config, plugins, chat_format, router, router.forget)
         self._places = asyncio.Semaphore(config.rollout.max_concurrent)
         self._writer = TrajectoryWriter(run_dir / "trajectories", "eval")
         self._writing = asyncio.Lock()
-        self._done = self._solved = 0
+        self._done = self._solved = self._tokens = 0
 
     async def evaluate(self) -> EvaluationReport:
-        repeats = self._config.val.n
         async with asyncio.TaskGroup() as group:
-            playing = [
-                [group.create_task(self._play(task, f"e{task.index}.{repeat}")) for repeat in range(repeats)]
-                for task in self._tasks
-            ]
-        outcomes = [[task.result() for task in samples] for samples in playing]
-        stats = [await engine.stats() for engine in self._engines.values()]
-        return EvaluationReport(
-            tasks=[_summary(task, samples) for task, samples in zip(self._tasks, outcomes, strict=True)],
-            generated_tokens=sum(s.generated_tokens for s in stats),
-        )
+            playing = [group.create_task(self._play_task(task)) for task in self._tasks]
+        return EvaluationReport(tasks=[task.result() for task in playing], generated_tokens=self._tokens)
 
     async def status(self) -> EvaluationStatus:
         return EvaluationStatus(self._done, len(self._tasks) * self._config.val.n, self._solved)
 
+    async def _play_task(self, task: Task) -> EvaluatedTask:
+        async with asyncio.TaskGroup() as group:
+            samples = [
+                group.create_task(self._play(task, f"e{task.index}.{repeat}")) for repeat in range(self._config.val.n)
+            ]
+        outcomes = [sample.result() for sample in samples]
+        judged = [outcome for outcome in outcomes if not outcome.spoiled]
+        return EvaluatedTask(
+            environment=task.environment,
+            task_id=task.id,
+            judged=len(judged),
+            solved=sum(bool(outcome.reward and outcome.reward.solved) for outcome in judged),
+            rewards=[outcome.reward.value if outcome.reward else 0.0 for outcome in judged],
+            turns=[outcome.trajectory.turns if outcome.trajectory else 0 for outcome in judged],
+            failures=dict(Counter(outcome.failure.value for outcome in outcomes if outcome.failure is not None)),
+        )
+
     async def _play(self, task: Task, episode_id: str) -> Outcome:
         async with self._places:
-            for attempt in range(1, self._config.rollout.max_attempts + 1):
-                outcome = await self._runner.play(
-                    task, group_id="eval", episode_id=episode_id, version=0, attempt=attempt
-                )
-                if outcome.failure not in _INFRASTRUCTURE:
-                    break
+            outcome = await self._runner.play_until_judged(
+                task, group_id="eval", episode_id=episode_id, version=0, next_attempt=count(1).__next__
+            )
         self._done += 1
         self._solved += bool(outcome.reward and outcome.reward.solved)
         if outcome.trajectory is not None:
+            self._tokens += outcome.trajectory.sampled_tokens
             async with self._writing:
                 await asyncio.to_thread(self._writer.append, [outcome.trajectory])
         return outcome
-
-
-def _summary(task: Task, outcomes: Sequence[Outcome]) -> EvaluatedTask:
-    judged = [outcome for outcome in outcomes if outcome.failure not in _INFRASTRUCTURE]
-    return EvaluatedTask(
-        environment=task.environment,
-        task_id=task.id,
-        judged=len(judged),
-        solved=sum(bool(outcome.reward and outcome.reward.solved) for outcome in judged),
-        rewards=[outcome.reward.value if outcome.reward else 0.0 for outcome in judged],
-        turns=[outcome.trajectory.turns if outcome.trajectory else 0 for outcome in judged],
-        failures=dict(Counter(outcome.failure.value for outcome in outcomes if outcome.failure is not None)),
-    )

@@ -15,7 +15,7 @@ class PublishCoordinator:
     """One publication at a time: pause, load, resume.
 
     Engines that wait for weights take part and enter service with it. An engine that fails on the way leaves service;
-    the others go on. Engines are resumed whatever happens.
+    the others go on.
 
     Args:
         timeout: seconds an engine may take for any one step.

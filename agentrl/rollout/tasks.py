@@ -1,4 +1,4 @@
-"""The tasks of a run, and the order in which they are visited."""
+"""The tasks of a run, by environment."""
 
 from __future__ import annotations
 

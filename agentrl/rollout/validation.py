@@ -7,8 +7,9 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
+from itertools import count
 
-from agentrl.record import Fate, Task, TrajectoryWriter
+from agentrl.record import Task, TrajectoryWriter
 from agentrl.record.protocols import ValidationReport
 from agentrl.rollout.episode import EpisodeRunner, Outcome
 
@@ -51,12 +52,12 @@ class Validator:
         trajectories = [outcome.trajectory for outcome in outcomes if outcome.trajectory is not None]
         if self._writer is not None:
             await asyncio.to_thread(self._writer.append, trajectories)
-        judged = [outcome for outcome in outcomes if _judged(outcome)]
+        judged = [outcome for outcome in outcomes if not outcome.spoiled]
         versions = [branch.trained_versions for t in trajectories for branch in t.branches]
         versions = [v for v in versions if v.size]
         by_environment: dict[str, list[Outcome]] = {}
         for index, outcome in enumerate(outcomes):
-            if _judged(outcome):
+            if not outcome.spoiled:
                 by_environment.setdefault(self._tasks[index // self._repeats].environment, []).append(outcome)
         return ValidationReport(
             accuracy=_accuracy(judged),
@@ -75,13 +76,11 @@ class Validator:
 
     async def _play(self, task: Task, episode_id: str, version: int) -> Outcome:
         async with self._places:
-            outcome = await self._runner.play(task, group_id="val", episode_id=episode_id, version=version)
+            outcome = await self._runner.play_until_judged(
+                task, group_id="val", episode_id=episode_id, version=version, next_attempt=count(1).__next__
+            )
         self._missing -= 1
         return outcome
-
-
-def _judged(outcome: Outcome) -> bool:
-    return outcome.failure not in (Fate.ENV_ERROR, Fate.ENGINE_ERROR)
 
 
 def _accuracy(outcomes: Sequence[Outcome]) -> float:

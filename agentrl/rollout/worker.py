@@ -106,7 +106,6 @@ class RolloutWorker:
         """
         self._dispatching = dispatching = asyncio.ensure_future(self._dispatcher.run())
         dispatching.add_done_callback(lambda _: self._changed.notify())
-        watching = asyncio.ensure_future(self._waits.watch())
 
         def failed() -> bool:
             return dispatching.done() and not dispatching.cancelled() and dispatching.exception() is not None
@@ -125,8 +124,11 @@ class RolloutWorker:
                 self._ended = "no engine is left"
                 raise EngineError("no engine is left to serve the episodes")
         finally:
-            watching.cancel()
             await self.stop()
+
+    async def watch(self) -> None:
+        """Logs what has been waited for for long, until cancelled."""
+        await self._waits.watch()
 
     async def stop(self) -> None:
         """Ends all training episodes; whatever has no fate yet is cancelled."""

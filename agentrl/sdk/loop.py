@@ -29,8 +29,8 @@ class AgentLoop:
         """Plays one episode with `policy` and returns its reward.
 
         Either `async def`, or a plain function: that runs in a thread of its own, and the calls of its policy
-        (a `SyncPolicy`) block. An exception ends the episode with the fate `agent_error`; it is counted and left
-        out of training.
+        (a `SyncPolicy`) block. An exception ends the episode as an agent error: it is counted and, unless
+        `rollout.on_agent_error` says otherwise, left out of training.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `async def run(self, task, policy)`")
 

@@ -68,6 +68,9 @@ class Session:
         attempt: which time the episode is played, from 1. Each one has requests, and so random numbers, of its own.
         one_version: the weights must not change within the episode (no partial rollouts); should they, because its
             engine was lost, the episode is spoiled.
+
+    Attributes:
+        overflowed: whether a prompt outgrew the context, even if the agent went on from there.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Session:
         self._min_version = min_version
         self._one_version = one_version
         self._versions: set[int] = set()
+        self.overflowed = False
         self._known = KnownTurns()
         self._requests = 0
         self._calls = 0
@@ -180,6 +184,7 @@ class Session:
             raise ValueError("the prompt is empty: pass at least one token id")
         room = limits.max_model_len - len(prompt_ids)
         if len(prompt_ids) > limits.max_prompt_length or room < 1:
+            self.overflowed = True
             raise ContextOverflow(
                 f"the prompt has {len(prompt_ids)} tokens; data.max_prompt_length is {limits.max_prompt_length}, "
                 f"rollout.max_model_len {limits.max_model_len}"

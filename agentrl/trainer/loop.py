@@ -111,6 +111,7 @@ class TrainLoop:
             # What has been learnt is kept: the policy is validated and saved before the run ends with this.
             self._problem = str(error)
         await self._rollout.stop()
+        await self._save_last()
         if self._unpublished_steps:
             await self._publish()
         if self._validating is not None:
@@ -119,11 +120,6 @@ class TrainLoop:
         if self._config.validates:
             self._enter("validating")
             self._record(await self._validate())
-        await self._save_finished()
-        if self._run_dir is not None:
-            self._enter("saving the model")
-            weights = await self._compute(partial(snapshot, self._actor.model, copy=False))
-            await asyncio.to_thread(self._write, weights, self._run_dir / "model")
         self._enter("done")
 
     async def status(self, after_step: int) -> TrainerStatus:
@@ -149,13 +145,13 @@ class TrainLoop:
         batch = await self._rollout.take_batch(self.version)
         async with self._weights:
             self._enter("training")
-            before = await self._rollout.status()
+            # Asked while the trainer computes: an engine that computes too takes its time to answer.
+            asking = asyncio.ensure_future(self._rollout.status())
             trained_at = time.perf_counter()
             row = await self._compute(self._actor.update, batch)
             row["time/train"] = time.perf_counter() - trained_at
             self._unpublished_steps += 1
-        await self._rollout.acknowledge(batch.id)
-        after = await self._rollout.status()
+        before, after, _ = await asyncio.gather(asking, self._rollout.status(), self._rollout.acknowledge(batch.id))
         row["overlap/engine_tokens"] = float(after.generated_tokens - before.generated_tokens)
         self.step += 1
         row |= {"step": self.step, "policy_version": batch.version, **batch.metrics}
@@ -164,11 +160,14 @@ class TrainLoop:
             row |= await self._publish()
         if _due(self.step, config.trainer.save_freq) and not self._is_last:
             await self._start_saving()
-        if _due(self.step, config.trainer.test_freq) and not self._is_last:
-            row |= await self._validated()
-            self._validating = asyncio.ensure_future(self._validate())
         if self._validating is not None and self._validating.done():
-            row |= await self._validated()
+            row |= await self._validating
+            self._validating = None
+        if _due(self.step, config.trainer.test_freq) and not self._is_last:
+            if self._validating is None:
+                self._validating = asyncio.ensure_future(self._validate())
+            else:
+                log.warning("step %d is not validated: the held-out episodes of an earlier step still run", self.step)
         return row | await self._since.rates(self._rollout, row)
 
     async def _publish(self) -> Row:
@@ -176,6 +175,8 @@ class TrainLoop:
         self._enter("publishing weights")
         began = time.perf_counter()
         async with self._weights:
+            if not self._unpublished_steps:
+                return {}  # meanwhile an engine that came back was given these very weights, and all others with it
             report, nbytes = await self._send_until_accepted(self.version + 1)
             self.version = report.version
             self._unpublished_steps = 0
@@ -240,30 +241,32 @@ class TrainLoop:
             "time/validate": report.seconds,
         }
 
-    async def _validated(self) -> Row:
-        """What the validation that was started last says; empty if there is none."""
-        row = await self._validating if self._validating is not None else {}
-        self._validating = None
-        return row
-
     async def _start_saving(self) -> None:
         """Saves the policy of this moment while training goes on."""
         if self._run_dir is None:
             return
-        await self._save_finished()
+        if self._saving is not None:
+            if not self._saving.done():
+                log.warning("step %d is not saved: an earlier one is still being written", self.step)
+                return
+            await self._saving
         async with self._weights:
             weights = await self._compute(snapshot, self._actor.model)
         target = self._run_dir / "checkpoints" / f"step_{self.step}" / "model"
         target.parent.mkdir(parents=True, exist_ok=True)
         self._saving = asyncio.ensure_future(asyncio.to_thread(self._write, weights, target))
 
-    def _write(self, weights: Weights, directory: Path) -> None:
-        write_policy(self._actor.model, weights, directory, self._tokenizer)
-
-    async def _save_finished(self) -> None:
+    async def _save_last(self) -> None:
+        """Saves the policy that is trained, before anything else can go wrong."""
         if self._saving is not None:
             await self._saving
-        self._saving = None
+        if self._run_dir is not None:
+            self._enter("saving the model")
+            weights = await self._compute(partial(snapshot, self._actor.model, copy=False))
+            await asyncio.to_thread(self._write, weights, self._run_dir / "model")
+
+    def _write(self, weights: Weights, directory: Path) -> None:
+        write_policy(self._actor.model, weights, directory, self._tokenizer)
 
     @property
     def _is_last(self) -> bool:

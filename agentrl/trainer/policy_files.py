@@ -30,6 +30,8 @@ def write_policy(model: Any, weights: Weights, directory: Path, tokenizer: Any =
     with torch.device("meta"):
         shape = type(model)(deepcopy(model.config))
     shape.set_attn_implementation("sdpa")
+    # Some models name the tokens that end a turn only there.
+    shape.generation_config = deepcopy(model.generation_config)
     shape.save_pretrained(partial, state_dict=weights)
     if tokenizer is not None:
         tokenizer.save_pretrained(partial)

@@ -17,13 +17,15 @@ class MathAgent(ToolAgentLoop):
 
 
 class SingleTurnAgent(ToolAgentLoop):
-    """Answers in one turn, without tools; the environment gives the first messages and the score."""
+    """Answers in one turn, in an environment without tools, which gives the first messages and the score."""
 
     def __init__(self, env: Env) -> None:
         super().__init__(_WithoutTools(env), max_turns=1)
 
 
 class _WithoutTools(Env):
+    """An environment, held to have no tools: a call needs a second turn."""
+
     def __init__(self, env: Env) -> None:
         self._env = env
 
@@ -34,4 +36,11 @@ class _WithoutTools(Env):
         return await self._env.score(transcript)
 
     def tools(self) -> dict[str, BoundTool]:
-        return {}
+        tools = self._env.tools()
+        if tools:
+            raise ValueError(
+                f"agent.loop is SingleTurnAgent, which calls no tools, and {type(self._env).__name__} offers "
+                f"{', '.join(tools)}: set agent.loop to agentrl.agents.math:MathAgent, "
+                "or MathEnv's env.args.tools to none"
+            )
+        return tools

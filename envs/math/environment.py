@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from agentrl.envs.math.answers import AnswerFormat, final_answer, gold_answer
@@ -9,6 +11,7 @@ from agentrl.envs.math.python_tool import Request, described, run_python
 from agentrl.envs.math.verify import Outcome, Verdict, Verifier
 from agentrl.record import Message, Task
 from agentrl.sdk import Env, Reward, Transcript, tool
+from agentrl.sdk.prompts import with_system_prompt
 from agentrl.sdk.tool import BoundTool
 
 _SHOWN = 200
@@ -46,16 +49,24 @@ class MathEnv(Env):
         verify_timeout: float = 5.0,
         python_timeout: float = 5.0,
     ) -> None:
-        if tools not in ("none", "python"):
-            raise ValueError(f"env.args.tools is {tools!r}: use none or python")
-        if answer_format not in _SYSTEM_PROMPTS:
-            raise ValueError(f"env.args.answer_format is {answer_format!r}: use {', '.join(_SYSTEM_PROMPTS)}")
+        self.check_arguments(
+            tools=tools,
+            answer_format=answer_format,
+            system_prompt=system_prompt,
+            format_reward=format_reward,
+            verify_timeout=verify_timeout,
+            python_timeout=python_timeout,
+        )
         self._tools = tools
         self._format: AnswerFormat = answer_format
         self._system_prompt = _SYSTEM_PROMPTS[answer_format] if system_prompt is None else system_prompt
         self._format_reward = format_reward
         self._verifier = Verifier(verify_timeout)
         self._python_seconds = python_timeout
+
+    @classmethod
+    def check_arguments(cls, **arguments: Any) -> None:
+        check_arguments(arguments, {"tools": ("none", "python"), "answer_format": tuple(_SYSTEM_PROMPTS)})
 
     async def reset(self, task: Task) -> list[Message]:
         return with_system_prompt(self._system_prompt, task)
@@ -80,12 +91,27 @@ class MathEnv(Env):
         return verdict_reward(verdict, transcript, self._format_reward, gold=gold[:_SHOWN], answer=answer)
 
 
-def with_system_prompt(prompt: str, task: Task) -> list[Message]:
-    """The task's messages behind a system message, unless the prompt is empty or the task brings one of its own."""
-    messages = task.messages()
-    if not prompt or (messages and messages[0].get("role") == "system"):
-        return messages
-    return [{"role": "system", "content": prompt}, *messages]
+def check_arguments(arguments: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) -> None:
+    """Checks arguments of the environments here: those with a choice of values, the timeouts, rewards and prompts.
+
+    Raises:
+        ValueError: one of them can't work.
+    """
+    for name, value in arguments.items():
+        wanted = ""
+        if name in choices:
+            *others, last = choices[name]
+            wanted = "" if value in choices[name] else f"{', '.join(others)} or {last}"
+        elif name == "system_prompt":
+            wanted = "" if value is None or isinstance(value, str) else "a text"
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            wanted = "a number"
+        elif name.endswith("_timeout"):
+            wanted = "" if value > 0 else "more than 0 seconds"
+        else:
+            wanted = "" if value >= 0 else "0 or more"
+        if wanted:
+            raise ValueError(f"env.args.{name} is {value!r}: use {wanted}")
 
 
 def verdict_reward(

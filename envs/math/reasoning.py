@@ -3,13 +3,15 @@ r"""The generated puzzles of the package reasoning-gym: over a hundred kinds, ea
 from __future__ import annotations
 
 import json
+from difflib import get_close_matches
 from typing import Any
 
 from agentrl.envs.math.answers import AnswerFormat, final_answer
-from agentrl.envs.math.environment import verdict_reward, with_system_prompt
+from agentrl.envs.math.environment import check_arguments, verdict_reward
 from agentrl.envs.math.verify import Outcome, Verdict, Verifier
 from agentrl.record import EnvError, Message, Task
 from agentrl.sdk import Env, Reward, Transcript
+from agentrl.sdk.prompts import with_system_prompt
 
 _SYSTEM_PROMPT = "Solve the problem step by step. Put the final answer, in the format asked for, in <answer></answer>."
 _MAX_ANSWER_LENGTH = 20_000
@@ -33,7 +35,9 @@ def reasoning_gym_tasks(dataset: str, size: int = 1000, seed: int = 0, **config:
     except ImportError as error:
         raise ImportError("reasoning-gym is not installed: run `pip install 'agentrl[math]'`") from error
     if dataset not in DATASETS:
-        raise ValueError(f"reasoning-gym has no data set {dataset!r}; it has: {', '.join(sorted(DATASETS))}")
+        near = get_close_matches(str(dataset), DATASETS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"reasoning-gym has no data set {dataset!r}: {hint}it has: {', '.join(sorted(DATASETS))}")
     config = json.loads(json.dumps(config))  # as it will come back from the task's record
     source = reasoning_gym.create_dataset(dataset, seed=seed, size=size, **config)
     origin = {"dataset": dataset, "seed": seed, "size": size, "config": config}
@@ -56,16 +60,24 @@ class ReasoningGymEnv(Env):
         self,
         *,
         answer_format: AnswerFormat | str = "tags",
-        system_prompt: str = _SYSTEM_PROMPT,
+        system_prompt: str | None = None,
         format_reward: float = 0.0,
         verify_timeout: float = 5.0,
     ) -> None:
-        if answer_format not in ("tags", "auto", "boxed", "gsm8k"):
-            raise ValueError(f"env.args.answer_format is {answer_format!r}: use tags, auto, boxed or gsm8k")
+        self.check_arguments(
+            answer_format=answer_format,
+            system_prompt=system_prompt,
+            format_reward=format_reward,
+            verify_timeout=verify_timeout,
+        )
         self._format = answer_format
-        self._system_prompt = system_prompt
+        self._system_prompt = _SYSTEM_PROMPT if system_prompt is None else system_prompt
         self._format_reward = format_reward
         self._verifier = Verifier(verify_timeout, kind="reasoning_gym")
+
+    @classmethod
+    def check_arguments(cls, **arguments: Any) -> None:
+        check_arguments(arguments, {"answer_format": ("tags", "auto", "boxed", "gsm8k")})
 
     async def reset(self, task: Task) -> list[Message]:
         return with_system_prompt(self._system_prompt, task)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Iterator
 from functools import lru_cache
@@ -10,8 +9,7 @@ from typing import Any
 
 import reasoning_gym
 
-_EVALUATING = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
-"""Data sets whose `score_answer` passes the model's answer to `eval`."""
+from agentrl.envs.math.evaluation import guard
 
 
 def judge_reasoning_gym(
@@ -24,8 +22,6 @@ def judge_reasoning_gym(
         yield {"failed": "the installed reasoning-gym makes another question of it: start a new run with new tasks"}
         return
     yield {"ready": True}
-    if dataset in _EVALUATING:
-        type(source).score_answer.__globals__["eval"] = ast.literal_eval
     score = float(source.score_answer(answer, entry))
     yield {"outcome": "equal" if score >= 1.0 else "different", "score": score}
 
@@ -33,3 +29,7 @@ def judge_reasoning_gym(
 @lru_cache(maxsize=16)
 def _dataset(name: str, seed: int, size: int, config: str) -> Any:
     return reasoning_gym.create_dataset(name, seed=seed, size=size, **json.loads(config))
+
+
+# Many of its data sets have Python or sympy evaluate the answer.
+guard("reasoning_gym")

@@ -41,6 +41,22 @@ def refused(data: dict[str, Any], *overrides: str) -> Problem:
             ["rollout.filter_zero_variance", "rollout.n"],
             "rollout.filter_zero_variance=false",
         ),
+        (
+            ["async_training.on_stale=requeue", "rollout.max_attempts=1"],
+            ["rollout.max_attempts", "async_training.on_stale"],
+            "rollout.max_attempts=2",
+        ),
+        (
+            ["rollout.kv_cache_tokens=1000"],
+            ["rollout.kv_cache_tokens", "rollout.max_model_len"],
+            "rollout.kv_cache_tokens=2048",
+        ),
+        (["data.val=v.jsonl", "val.top_k=0"], ["val.top_k"], "val.top_k=1"),
+        (
+            ["actor.loss_scale_factor=100"],
+            ["actor.loss_scale_factor", "actor.loss_agg_mode"],
+            "actor.loss_agg_mode=seq-mean-token-sum-norm",
+        ),
         (["trainer.test_freq=5"], ["trainer.test_freq", "data.val"], "data.val=held_out.jsonl"),
         (["rollout.top_p=0.9"], ["rollout.top_p", "val.top_p"], "rollout.top_p=1"),
         (["rollout.top_k=50"], ["rollout.top_k", "val.top_k"], "rollout.top_k=-1"),

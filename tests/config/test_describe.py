@@ -93,6 +93,7 @@ def test_a_dump_holds_every_key_that_has_an_effect() -> None:
         "data.sampler_args",
         "environments",
         "algorithm.rollout_correction.loss_type",
+        "actor.loss_scale_factor",
         "actor.optim.min_lr_ratio",
     ]
 

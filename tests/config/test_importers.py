@@ -57,6 +57,7 @@ FOREIGN_VALUES: dict[str, Any] = {
 """Values of foreign keys that mean another here."""
 
 AROUND: dict[str, dict[str, Any]] = {
+    "actor.loss_scale_factor": {"actor": {"loss_agg_mode": "seq-mean-token-sum-norm"}},
     "data.train_args": {"data": {"train": "owner/name"}},
     "data.val_args": {"data": {"train": "t.jsonl", "val": "owner/name"}},
     "data.train_args.split": {"data": {"train": "owner/name"}},

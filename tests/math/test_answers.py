@@ -48,6 +48,11 @@ def test_the_last_complete_box_is_the_answer(text: str, answer: str | None) -> N
         ("#### 1\n#### 2 \nbye", "gsm8k", "2"),
         ("so\n####42", "auto", "42"),
         ("#### \n42", "gsm8k", None),
+        ("#### 42\n####", "gsm8k", "42"),
+        ("  #### 42\r\n", "gsm8k", "42"),
+        ("so it is #### 42", "gsm8k", "42"),
+        ("first #### Step 1, then", "gsm8k", None),
+        ("##### Step 1", "auto", None),
         ("\\boxed{42}", "gsm8k", None),
         ("\\boxed{1} #### 2", "auto", "1"),
         ("#### 2 \\boxed{1", "auto", None),
@@ -64,6 +69,9 @@ def test_the_format_says_where_to_look(text: str, answer_format: AnswerFormat, a
         ("48+24 = <<48+24=72>>72 clips.\n#### 72", "72"),
         ("...\n#### 1,234", "1,234"),
         ("We get $\\boxed{\\frac{3}{4}}$ of it.", "\\frac{3}{4}"),
+        ("#### Step 1\n1 + 1 = 2\n#### Step 2\nSo it is $\\boxed{2}$.", "2"),
+        ("It is \\boxed{1} + 1.\n#### 2\n", "2"),
+        ("#### 2\nas was asked", "2"),
         (" 5 ", "5"),
         (72, "72"),
         (0.5, "0.5"),
@@ -73,7 +81,9 @@ def test_gold_answers(given_answer: object, gold: str) -> None:
     assert gold_answer(given_answer) == gold
 
 
-@pytest.mark.parametrize("given_answer", [None, "", "  ", "so\n#### ", "\\boxed{1", "x" * 5000])
+@pytest.mark.parametrize(
+    "given_answer", [None, "", "  ", "so\n#### ", "so #### one", "#### 2\n\\boxed{1", "\\boxed{1", "x" * 5000]
+)
 def test_no_gold_answer_is_a_failure_of_the_machinery(given_answer: object) -> None:
     with pytest.raises(EnvError, match=r"no gold answer .*data\.answer_key"):
         gold_answer(given_answer)
@@ -173,6 +183,6 @@ def test_long_texts_take_no_time(text: str) -> None:
 
 def test_long_replies_take_no_time() -> None:
     began = time.perf_counter()
-    for reply in ("\\boxed{" + "{" * 1_000_000, "\\boxed{1} " * 100_000, "#### x" * 100_000):
+    for reply in ("\\boxed{" + "{" * 1_000_000, "\\boxed{1} " * 100_000, "#### x" * 100_000, "####\n" * 200_000):
         final_answer(reply)
     assert time.perf_counter() - began < 0.5

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from agentrl.agents.math import MathAgent, SingleTurnAgent
+from agentrl.envs import math as math_envs
 from agentrl.envs.math import MathEnv, ReasoningGymEnv, reasoning_gym_tasks
 from agentrl.record import EnvError, Reply, Task
-from agentrl.sdk import Reward
+from agentrl.sdk import Env, Reward
+from agentrl.sdk.plugin import PluginError, load_class
 from agentrl.sdk.reward import as_reward
 from tests.support.asynchrony import asynchronous
 from tests.support.policy import ScriptedPolicy, answer, calls
@@ -89,13 +91,50 @@ async def test_the_python_tool() -> None:
     assert specs[0]["function"]["parameters"]["properties"]["code"]["type"] == "string"
 
 
-def test_wrong_arguments_say_what_is_possible() -> None:
-    with pytest.raises(ValueError, match=r"env\.args\.tools is 'bash': use none or python"):
-        MathEnv(tools="bash")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"env\.args\.answer_format is 'xml': use auto, boxed, gsm8k"):
-        MathEnv(answer_format="xml")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"env\.args\.answer_format is 'xml': use tags"):
-        ReasoningGymEnv(answer_format="xml")
+@asynchronous
+async def test_tools_need_an_agent_that_calls_them() -> None:
+    with pytest.raises(ValueError, match=r"agent\.loop is SingleTurnAgent.* offers python: .*env\.args\.tools to none"):
+        await single_turn("\\boxed{72}", tools="python")
+
+
+@pytest.mark.parametrize("env", ["MathEnv", "ReasoningGymEnv"])
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"answer_format": "box"}, r"answer_format is 'box': use .*auto, boxed or gsm8k: see env\.args"),
+        ({"answer_format": ["boxed"]}, "answer_format is .* use"),
+        ({"verify_timeout": 0}, "verify_timeout is 0: use more than 0 seconds"),
+        ({"verify_timeout": "5s"}, "verify_timeout is '5s': use a number"),
+        ({"verify_timeout": float("inf")}, "verify_timeout is inf: use a number"),
+        ({"verify_timeout": None}, "verify_timeout is None: use a number"),
+        ({"format_reward": -1}, "format_reward is -1: use 0 or more"),
+        ({"format_reward": True}, "format_reward is True: use a number"),
+        ({"system_prompt": 3}, "system_prompt is 3: use a text"),
+    ],
+)
+def test_arguments_that_can_not_work_are_found_out_at_load(env: str, arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(PluginError, match=rf"env\.cls: .*: env\.args\.{says}"):
+        load_class(f"agentrl.envs.math:{env}", Env, key="env.cls", kwargs=arguments)
+    with pytest.raises(ValueError, match=says.partition(": see")[0]):
+        getattr(math_envs, env)(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"tools": "pythn"}, "tools is 'pythn': use none or python"),
+        ({"python_timeout": -1}, "python_timeout is -1: use more than 0 seconds"),
+    ],
+)
+def test_arguments_of_the_tools(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=rf"env\.args\.{says}"):
+        MathEnv.check_arguments(**arguments)
+
+
+def test_arguments_that_work() -> None:
+    arguments: dict[str, Any] = {"system_prompt": None, "verify_timeout": 3, "format_reward": 0}
+    for env in ("MathEnv", "ReasoningGymEnv"):
+        assert load_class(f"agentrl.envs.math:{env}", Env, key="env.cls", kwargs=arguments)(**arguments)
 
 
 async def solve(text: str, task: Task, **arguments: Any) -> Reward:
@@ -106,8 +145,10 @@ def test_reasoning_gym_tasks_are_determined_by_their_arguments() -> None:
     tasks = reasoning_gym_tasks("leg_counting", size=5, seed=3, max_animals=4)
     assert tasks == reasoning_gym_tasks("leg_counting", size=5, seed=3, max_animals=4)
     assert tasks != reasoning_gym_tasks("leg_counting", size=5, seed=4, max_animals=4)
-    with pytest.raises(ValueError, match=r"no data set 'legs'; it has: .*leg_counting"):
-        reasoning_gym_tasks("legs")
+    with pytest.raises(ValueError, match=r"no data set 'leg_count': did you mean 'leg_counting'\? it has: .*countdown"):
+        reasoning_gym_tasks("leg_count")
+    with pytest.raises(ValueError, match=r"no data set '\?': it has: .*countdown"):
+        reasoning_gym_tasks("?")
 
 
 @asynchronous
@@ -122,11 +163,3 @@ async def test_reasoning_gym_scores() -> None:
         await solve("<answer>1</answer>", Task("Else?", "1", data=task.data))
     with pytest.raises(EnvError, match="no task of reasoning_gym_tasks"):
         await solve("<answer>1</answer>", TASK)
-
-
-@asynchronous
-async def test_answers_are_not_run_as_programs() -> None:
-    task = reasoning_gym_tasks("spiral_matrix", size=1, seed=3)[0]
-    assert (await solve(f"<answer>{task.answer}</answer>", task)).value == 1.0
-    cheat = f"[print(), *{str(task.answer).split()!r}]"
-    assert (await solve(f"<answer>{cheat}</answer>", task)).value < 1.0

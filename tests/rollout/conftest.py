@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_pause_before_another_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.rollout.dispatcher._RETRY_SECONDS", 0)
+    monkeypatch.setattr("agentrl.rollout.episode._RETRY_SECONDS", 0)

@@ -118,7 +118,7 @@ async def test_what_the_agent_itself_did_is_not_played_again(tmp_path: Path, cha
 async def test_an_episode_waiting_for_its_next_attempt_holds_its_place_and_ends_with_the_run(
     tmp_path: Path, chat_format: ChatFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentrl.rollout.dispatcher._RETRY_SECONDS", 60)
+    monkeypatch.setattr("agentrl.rollout.episode._RETRY_SECONDS", 60)
     config = rollout_config(tmp_path, ON_POLICY)
     engine = ScriptedEngine(failing(member_says(chat_format), 1))
     worker = build_worker(config, chat_format, engine, run_dir=tmp_path)
@@ -259,7 +259,7 @@ async def test_an_excluded_cut_answer_leaves_its_group(tmp_path: Path, chat_form
         assert batch.metrics["episode/failed"] == 1
         await worker.acknowledge(batch.id)
     fates = {row["episode_id"]: (row["fate"], row["reason"]) for row in read_fates(tmp_path)}
-    assert fates["g0.2"] == ("truncated", "a turn was cut by its token limit")
+    assert fates["g0.2"] == ("truncated", "a token limit cut it")
 
 
 @asynchronous

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentrl import AgentLoop, Env, EnvError, Policy, Reward, Task, ToolAgentLoop
+from agentrl import AgentLoop, Env, EnvError, Policy, Reward, Task, ToolAgentLoop, tool
 from agentrl.envs.math import ArithmeticEnv
 from agentrl.record import ContextOverflow, EngineError, EpisodeClosed, Fate, Message, PeerLost
 from agentrl.rollout import Outcome
@@ -431,3 +431,24 @@ async def test_parallel_calls_of_one_agent_are_branches_of_one_trajectory(play: 
     outcome = await play(Pair)
     assert len(outcome.trajectory.branches) == outcome.trajectory.turns == 2
     assert outcome.trajectory.sampled_tokens == 2 * (len(encode(chat_format, "4")) + 1)
+
+
+class LongTool(ArithmeticEnv):
+    """A tool whose answer fills the context."""
+
+    @tool
+    async def calculator(self, expression: str) -> str:
+        """Evaluates an arithmetic expression."""
+        return "1 " * 400
+
+
+@pytest.mark.parametrize(("policy", "fate"), [("score", None), ("exclude", Fate.TRUNCATED)])
+@asynchronous
+async def test_an_overflow_that_the_agent_caught_and_scored_is_a_truncation_all_the_same(
+    play: Play, chat_format: ChatFormat, policy: str, fate: Fate | None
+) -> None:
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 + 2"}}\n</tool_call>'
+    keys = (f"rollout.on_truncation={policy}", "data.max_prompt_length=400")
+    outcome = await play(ToolAgentLoop, turns(chat_format, call), *keys, env=LongTool)
+    assert (outcome.failure, outcome.usable) == (fate, fate is None)
+    assert outcome.trajectory.status == "truncated"

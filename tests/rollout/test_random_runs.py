@@ -95,7 +95,7 @@ def settings_of(mode: str, *, deaths: int = 0) -> st.SearchStrategy[Setting]:
         concurrent=st.sampled_from([0, 6, 40]),
         mode=st.just(mode),
         partial=st.sampled_from([True, True, False]),
-        attempts=st.integers(1, 3),
+        attempts=st.integers(2 if mode == "requeue" else 1, 3),
         tasks=st.integers(1, 16),
         epochs=st.integers(1, 2),
         engines=st.integers(1, 2),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl import Env, EnvError, FunctionEnv, Reward, Task, ToolAgentLoop, Transcript
+from agentrl.record import Message
 from agentrl.sdk import plugin
 from agentrl.sdk.plugin import PluginError, load_class
 from tests.support.asynchrony import asynchronous
@@ -42,6 +43,27 @@ async def test_the_function_scores_the_answer(function: str, said: str, reward: 
     assert await ToolAgentLoop(env).run(TASK, policy) == reward
     assert policy.asked == [[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6 * 7?"}]]
     assert policy.tools == [None]
+
+
+@asynchronous
+async def test_a_task_has_one_system_prompt() -> None:
+    env = FunctionEnv(f"{__name__}:exact", system_prompt="Be brief.")
+    own: list[Message] = [{"role": "system", "content": "Be wordy."}, {"role": "user", "content": "Why?"}]
+    assert await env.reset(Task(own, "")) == own
+
+
+def test_the_function_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[str] = []
+
+    def entry_points(*, group: str) -> EntryPoints:
+        looked_up.append(group)
+        return EntryPoints([EntryPoint("looked-up-once", f"{__name__}:exact", group)])
+
+    monkeypatch.setattr(plugin, "entry_points", entry_points)
+    for _ in range(3):
+        FunctionEnv.check_arguments(reward="looked-up-once")
+        FunctionEnv("looked-up-once")
+    assert looked_up == ["agentrl.rewards"]
 
 
 @asynchronous

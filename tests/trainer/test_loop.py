@@ -357,14 +357,14 @@ def test_a_validation_goes_on_beside_the_training(new_loop: Fixture) -> None:
     asyncio.run(play())
 
 
-def test_a_validation_still_open_at_the_end_is_waited_for_and_recorded(new_loop: Fixture) -> None:
+def test_a_validation_still_open_at_the_end_is_waited_for_and_recorded(new_loop: Fixture, tmp_path: Path) -> None:
     async def play() -> None:
         loop, rollout, rows = new_loop("data.val=v:load", "trainer.test_freq=2", "trainer.total_steps=3", rollout=Open)
         running = asyncio.create_task(loop.run())
         await until(lambda: "stop" in rollout.calls)
         assert len(rows.steps) == 3
-        await settle()
-        assert (await loop.status(0)).phase == "validating"
+        await until(lambda: loop._phase == "validating")
+        assert (tmp_path / "model").is_dir(), "what was trained is saved first"
         rollout.go_on.set()
         await running
         assert [(row["step"], row["val/step"]) for row in rows if "val/step" in row] == [(0, 0), (3, 2), (3, 3)]
@@ -443,3 +443,32 @@ def test_a_saved_snapshot_loads_as_the_model_it_was(new_actor: Fixture, tmp_path
     ids = torch.arange(8)[None]
     original.set_attn_implementation("sdpa")
     assert torch.allclose(saved(input_ids=ids).logits, original(input_ids=ids).logits, atol=1e-5)
+
+
+def test_weights_that_an_engine_was_given_meanwhile_are_not_published_again(new_loop: Fixture) -> None:
+    """An engine comes back while a batch is trained: it asks as soon as the batch is acknowledged."""
+
+    class BackInTime(EngineLeft):
+        async def acknowledge(self, batch_id: int) -> None:
+            await super().acknowledge(batch_id)
+            if batch_id == 1:
+                self.wanted.set()
+                await settle()
+
+    loop, rollout, _ = new_loop("trainer.total_steps=2", rollout=BackInTime)
+    asyncio.run(loop.run())
+    assert [call for call in rollout.calls if call.startswith("publish")] == ["publish 1", "publish 2"]
+    assert loop.version == 2 and same_weights(loop._actor.model, rollout.engine)
+
+
+def test_a_validation_that_falls_due_while_one_runs_is_left_out(new_loop: Fixture) -> None:
+    async def play() -> None:
+        loop, rollout, rows = new_loop("data.val=v:load", "trainer.test_freq=1", "trainer.total_steps=4", rollout=Open)
+        running = asyncio.create_task(loop.run())
+        await until(lambda: "stop" in rollout.calls)
+        rollout.go_on.set()
+        await running
+        assert len(rows.steps) == 4, "no step waited"
+        assert [row["val/step"] for row in rows if "val/step" in row] == [0, 1, 4]
+
+    asyncio.run(play())
