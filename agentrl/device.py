@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,12 +53,10 @@ class Device:
         module = self.module()
         return 1 if module is None else int(module.device_count())
 
-    def free_memory(self) -> int:
-        """Bytes free on the current device; on cpu, of main memory."""
+    def free_memory(self, index: int = 0) -> int:
+        """Bytes free on the device with that index; on cpu, what this process can have of main memory."""
         module = self.module()
-        if module is not None:
-            return int(module.mem_get_info()[0])
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return _free_main_memory(Path("/")) if module is None else int(module.mem_get_info(index)[0])
 
     def synchronize(self) -> None:
         """Waits for the device's queued work, so that a clock measures it."""
@@ -103,6 +103,49 @@ def _available(kind: str) -> bool:
         if not hasattr(torch, "npu"):
             importlib.import_module("torch_npu")
     return bool(getattr(torch, kind).is_available())
+
+
+def _free_main_memory(root: Path) -> int:
+    """What the machine and the control groups of this process leave it; caches of files make room for who needs it."""
+    available = _numbers(root / "proc/meminfo").get("MemAvailable")
+    if available is None:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = 1024.0 * available
+    for group in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = group.split(":", 2)
+        if not controllers:
+            top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            top = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        # Any group above limits it too. In a container the path may be the machine's, and `top` the group itself.
+        own = top / path.lstrip("/")
+        free = min([free, *(_left_in_group(folder, *names) for folder in (own, *own.parents))])
+    return max(0, int(free))
+
+
+def _left_in_group(folder: Path, limit: str, used: str, cached: str) -> float:
+    """Bytes below a control group's limit; infinite where there is no limit, or none that can be read."""
+    try:
+        below = int((folder / limit).read_text()) - int((folder / used).read_text())
+    except (OSError, ValueError):
+        return math.inf
+    return below + _numbers(folder / "memory.stat").get(cached, 0)
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """By the names at the beginning of the lines."""
+    fields = (line.split() for line in _lines(file))
+    return {name.rstrip(":"): int(number) for name, number, *_ in fields}
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []
 
 
 def compute_environment(threads: int) -> dict[str, str]:

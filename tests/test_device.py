@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib.machinery
+import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-from agentrl.device import DEVICE_TYPES, Device, DeviceError, compute_environment, get_device
+from agentrl.device import DEVICE_TYPES, Device, DeviceError, _free_main_memory, compute_environment, get_device
 
 
 class FakeNpu(ModuleType):
@@ -23,6 +25,9 @@ class FakeNpu(ModuleType):
 
     def is_available(self) -> bool:
         return self.available
+
+    def mem_get_info(self, index: int) -> tuple[int, int]:
+        return 1000 + index, 5000
 
     def synchronize(self) -> None:
         self.synchronised += 1
@@ -70,6 +75,7 @@ def test_an_npu_is_found_and_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.module() is npu
     device.synchronize()
     assert npu.synchronised == 1
+    assert [device.free_memory(index) for index in (0, 3)] == [1000, 1003]
 
 
 def test_an_npu_whose_module_is_not_loaded_yet_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +102,63 @@ def test_a_gpu_is_found_where_there_is_no_npu(monkeypatch: pytest.MonkeyPatch) -
     assert (device.type, device.collective_backend, device.ray_resource) == ("cuda", "nccl", "GPU")
     assert device.torch_device(2) == torch.device("cuda", 2)
     assert device.environment(2) == {"CUDA_VISIBLE_DEVICES": "2"}
+
+
+V2 = {"memory.max": "{limit}", "memory.current": "{used}", "memory.stat": "anon 9\ninactive_file {cached}\n"}
+V1 = {
+    "memory.limit_in_bytes": "{limit}",
+    "memory.usage_in_bytes": "{used}",
+    "memory.stat": "inactive_file 3\ntotal_inactive_file {cached}\n",
+}
+
+
+def write_group(folder: Path, files: dict[str, str], limit: object, used: int, cached: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(content.format(limit=limit, used=used, cached=cached))
+
+
+def write_proc(root: Path, cgroup: str) -> None:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text(
+        "MemTotal: 9000 kB\nMemFree:  10 kB\nMemAvailable:  1000 kB\nHugePages_Free: 0\n"
+    )
+    (root / "proc/self/cgroup").write_text(cgroup)
+
+
+def test_the_memory_left_on_a_cpu_counts_caches_as_free(tmp_path: Path) -> None:
+    write_proc(tmp_path, "0::/\n")
+    assert _free_main_memory(tmp_path) == 1_024_000
+    assert 0 < get_device("cpu").free_memory() < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_without_proc_it_is_what_the_system_calls_available(tmp_path: Path) -> None:
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert _free_main_memory(tmp_path) == pytest.approx(available, rel=0.5)
+
+
+@pytest.mark.parametrize(("top", "line", "files"), [("", "0::", V2), ("memory", "4:cpu,memory:", V1)])
+def test_it_is_what_the_tightest_control_group_leaves(
+    top: str, line: str, files: dict[str, str], tmp_path: Path
+) -> None:
+    write_proc(tmp_path, f"9:name=systemd:/\n{line}/pod/box\n")
+    pod = tmp_path / "sys/fs/cgroup" / top / "pod"
+    write_group(pod / "box", files, 2**63 - 4096, 700_000, 0)
+    write_group(pod, files, 900_000, 800_000, 50_000)
+    assert _free_main_memory(tmp_path) == 150_000
+    write_group(pod, files, "max", 800_000, 50_000)
+    assert _free_main_memory(tmp_path) == 1_024_000
+    write_group(pod / "box", files, 600_000, 700_000, 0)
+    assert _free_main_memory(tmp_path) == 0
+
+
+@pytest.mark.parametrize(("top", "line", "files"), [("", "0::", V2), ("memory", "4:memory:", V1)])
+def test_in_a_container_the_group_is_found_at_the_top(
+    top: str, line: str, files: dict[str, str], tmp_path: Path
+) -> None:
+    write_proc(tmp_path, f"{line}/docker/0123\n")
+    write_group(tmp_path / "sys/fs/cgroup" / top, files, 900_000, 800_000, 0)
+    assert _free_main_memory(tmp_path) == 100_000
 
 
 def test_every_device_is_described() -> None:

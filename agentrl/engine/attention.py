@@ -120,7 +120,9 @@ def _decode(
 def _prefill(
     prompt: Prompt, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
 ) -> torch.Tensor:
-    # Without padding, one prompt after the other: lengths differ a lot, and few prompts are new in a step.
+    # Without padding, one prompt after the other: lengths differ a lot, and few prompts are new in a step. A mask
+    # may rule out cuda's flash kernel; torch's `causal_lower_right` would not, but on cpu it makes the same mask anew
+    # in each layer, and takes longer.
     out = scaled_dot_product_attention(
         queries[prompt.begin : prompt.end].transpose(0, 1)[None],
         keys[None],

@@ -111,8 +111,9 @@ class ContinuousBatch:
         self._prefixes.limit(self._kv_cache_tokens - self._cache.tokens)
 
     def _reserve(self, count: int, length: int) -> None:
+        rows, longest = self._cache.sides(count, length)
+        self._prefixes.limit(self._kv_cache_tokens - rows * longest)  # first, to grow into what they held
         self._cache.reserve(count, length)
-        self._prefixes.limit(self._kv_cache_tokens - self._cache.tokens)
 
     def _make_room(self) -> None:
         """For the next token of each running sequence; the last ones step back if there is not enough."""

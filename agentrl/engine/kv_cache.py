@@ -6,20 +6,18 @@ from typing import Any
 
 import torch
 
-from agentrl.device import Device
-
 _FIRST_LENGTH = 256
 _STEP = 64
-_SHARE = 0.4
+FREE_SHARE = 0.4
 """Of the free memory: a trainer may share the device."""
 
 
-def affordable_tokens(config: Any, dtype: torch.dtype, device: Device) -> int:
-    """Tokens whose keys and values fit into `_SHARE` of the device's free memory, for a model of that config."""
+def affordable_tokens(config: Any, dtype: torch.dtype, free: int) -> int:
+    """Tokens whose keys and values fit into `FREE_SHARE` of so many free bytes, for a model of that config."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     nbytes = 2 * config.num_hidden_layers * heads * head_dim * dtype.itemsize
-    return int(_SHARE * device.free_memory()) // nbytes
+    return int(FREE_SHARE * free) // nbytes
 
 
 class KVCache:
@@ -54,13 +52,19 @@ class KVCache:
         """Whether there can be room for `count` sequences of up to `length` tokens."""
         return count <= self._max_rows and count * max(length, self.length) <= self._max_tokens
 
+    def sides(self, count: int, length: int) -> tuple[int, int]:
+        """Rows and length that the rectangle has with that room; `fits` must hold."""
+        if length <= self.length:
+            return self.rows, self.length
+        roomy = min(-(-max(length, self.length * 5 // 4) // _STEP) * _STEP, self._max_length)
+        longer = max(length, min(roomy, self._max_tokens // count))
+        return min(self._max_rows, self._max_tokens // longer), longer
+
     def reserve(self, count: int, length: int) -> None:
         """Makes that room; `fits` must hold."""
         if length <= self.length:
             return
-        roomy = min(-(-max(length, self.length * 5 // 4) // _STEP) * _STEP, self._max_length)
-        self.length = max(length, min(roomy, self._max_tokens // count))
-        self.rows = min(self._max_rows, self._max_tokens // self.length)
+        self.rows, self.length = self.sides(count, length)
         for index, (keys, values) in self._layers.items():  # one layer at a time: little memory is held twice
             self._layers[index] = (self._resized(keys), self._resized(values))
 

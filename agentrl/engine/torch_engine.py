@@ -17,10 +17,10 @@ from agentrl.device import get_device
 from agentrl.engine.attention import ENGINE_ATTENTION
 from agentrl.engine.batch import ContinuousBatch
 from agentrl.engine.fast_modules import FastModules
-from agentrl.engine.kv_cache import affordable_tokens
+from agentrl.engine.kv_cache import FREE_SHARE, affordable_tokens
 from agentrl.engine.sequence import Sequence
 from agentrl.engine.stop_text import Decode, StopText
-from agentrl.record import EngineError
+from agentrl.record import EngineDied, EngineError
 from agentrl.record.protocols import Bucket, EngineStats, GenerateRequest, GenerateResult
 from agentrl.weights.receiver import BucketReceiver
 
@@ -61,8 +61,7 @@ class TorchEngine:
                 "does not fit"
             )
         if kv_cache_tokens is None:
-            affordable = affordable_tokens(model.config, model.dtype, get_device(model.device.type))
-            kv_cache_tokens = max(max_model_len, min(2 * max_batch_size * max_model_len, affordable))
+            kv_cache_tokens = _default_kv_cache_tokens(model, max_batch_size, max_model_len)
         model.set_attn_implementation(ENGINE_ATTENTION)
         model.eval().requires_grad_(False)
         self.max_model_len = max_model_len
@@ -163,7 +162,8 @@ class TorchEngine:
         """Waits for the end of the engine.
 
         Raises:
-            EngineError: it failed, or was closed.
+            EngineDied: it failed.
+            EngineError: it was closed.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._submit(lambda: None, future)
@@ -197,7 +197,7 @@ class TorchEngine:
         if not 0 < request.top_p <= 1:
             raise EngineError(f"top_p is {request.top_p}: use a number above 0 and up to 1 (all tokens)")
         if request.top_k != -1 and request.top_k < 1:
-            raise EngineError(f"top_k is {request.top_k}: use a positive number, or -1 (all tokens)")
+            raise EngineError(f"val.top_k is {request.top_k}: use a positive number, or -1 (all tokens)")
         if request.stop and self._decode is None:
             raise EngineError(f"the engine has no tokenizer to find the stop texts {request.stop} with")
         if not all(request.stop):
@@ -237,7 +237,9 @@ class TorchEngine:
             raise self._end_error()
 
     def _end_error(self) -> EngineError:
-        error = EngineError(self._ended)
+        if self._failure is None:
+            return EngineError(self._ended)
+        error = EngineDied(self._ended)
         error.__cause__ = self._failure
         return error
 
@@ -321,6 +323,18 @@ def _load_decode(path: str) -> Decode | None:
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes up where there are no files
         return None
     return lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def _default_kv_cache_tokens(model: Any, max_batch_size: int, max_model_len: int) -> int:
+    free = get_device(model.device.type).free_memory(model.device.index or 0)
+    wanted, affordable = 2 * max_batch_size * max_model_len, affordable_tokens(model.config, model.dtype, free)
+    tokens = max(max_model_len, min(wanted, affordable))
+    log.info(
+        "kv_cache_tokens is %d: %d sequences of %d tokens need %d for themselves and as many for reuse, "
+        "and %.0f%% of the %.1f GiB free on %s hold %d",
+        *(tokens, max_batch_size, max_model_len, wanted // 2, 100 * FREE_SHARE, free / 2**30, model.device, affordable),
+    )
+    return tokens
 
 
 def _check_attention(config: Any, max_model_len: int) -> None:

@@ -4,6 +4,7 @@ from agentrl.record.dump import TrajectoryWriter, load
 from agentrl.record.errors import (
     AgentRLError,
     ContextOverflow,
+    EngineDied,
     EngineError,
     EnvError,
     EpisodeClosed,
@@ -25,6 +26,7 @@ __all__ = [
     "Branch",
     "Completion",
     "ContextOverflow",
+    "EngineDied",
     "EngineError",
     "EnvError",
     "EpisodeClosed",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 __all__ = [
     "AgentRLError",
     "ContextOverflow",
+    "EngineDied",
     "EngineError",
     "EnvError",
     "EpisodeClosed",
@@ -41,6 +42,10 @@ class EnvError(AgentRLError):
 
 class EngineError(AgentRLError):
     """An engine could not answer: it died, or refused the request."""
+
+
+class EngineDied(EngineError):
+    """An engine failed for good, whatever it was asked: its process is about to end."""
 
 
 class ContextOverflow(AgentRLError):

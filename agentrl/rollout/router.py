@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeVar
 
-from agentrl.record import EngineError, PeerLost
+from agentrl.record import EngineDied, EngineError, PeerLost
 from agentrl.record.protocols import Engine, GenerateRequest, GenerateResult
 from agentrl.rollout.signal import Signal
 
@@ -22,7 +22,7 @@ class State(Enum):
 
     SERVING = auto()
     RESTARTING = auto()
-    """Its process ended, another one is on its way."""
+    """Its process ended, another one is on its way; or it is about to end, and the host has yet to say what follows."""
     JOINING = auto()
     """It runs, and waits for the current weights."""
     GONE = auto()
@@ -34,12 +34,14 @@ class Replica:
     """One process of an engine, and what is known of it; the process that takes its place is another replica.
 
     Attributes:
+        changed: notified when it leaves service.
         version: of its weights, as last published to it.
         lost: set when it leaves service, for ever.
     """
 
     name: str
     engine: Engine
+    changed: Signal
     version: int = 0
     state: State = State.SERVING
     lost: asyncio.Event = field(default_factory=asyncio.Event)
@@ -49,7 +51,7 @@ class Replica:
         """An answer of the engine, waited for only as long as it is there.
 
         Raises:
-            PeerLost: it left service meanwhile, or did not answer within so many seconds.
+            PeerLost: it left service meanwhile or does so now, or did not answer within so many seconds.
         """
         work = asyncio.ensure_future(call)
         lost = asyncio.ensure_future(self.lost.wait())
@@ -58,22 +60,34 @@ class Replica:
             if work.done():
                 return work.result()
             raise PeerLost("the engine is gone" if lost.done() else f"no answer within {seconds} s")
+        except EngineDied as error:
+            if not self.lost.is_set():
+                log.error("engine %s leaves service, its process is about to end: %s", self.name, error)
+                self.leave(State.RESTARTING)
+            raise PeerLost(str(error)) from error
         finally:
             work.cancel()
             lost.cancel()
+
+    def leave(self, state: State) -> None:
+        """Goes out of service, for that state."""
+        self.state = state
+        self.lost.set()
+        self.changed.notify()
 
 
 class Router:
     """Chooses among the engines whose weights are new enough: the one that has the episode's earlier turns, else
     the least loaded. A request whose engine is lost goes to another one, from its beginning; if the only engines that
-    could serve it are on their way back, it waits for them.
+    could serve it are on their way back, it waits for them. So it does where an engine has failed, until the host says
+    what becomes of it.
 
     Args:
         changed: notified when an engine leaves or enters service.
     """
 
     def __init__(self, engines: Mapping[str, Engine], changed: Signal) -> None:
-        self.replicas = {name: Replica(name, engine) for name, engine in engines.items()}
+        self.replicas = {name: Replica(name, engine, changed) for name, engine in engines.items()}
         self._changed = changed
         self._last: dict[str, Replica] = {}
 
@@ -114,16 +128,16 @@ class Router:
         if replica.lost.is_set():
             return
         log.error("engine %s leaves service: %s", replica.name, reason)
-        self._leave(replica, State.GONE)
+        replica.leave(State.GONE)
 
     def ended(self, name: str, *, restarting: bool) -> None:
         """The process of an engine ended; `restarting`: another one is started in its place."""
         log.error("engine %s leaves service%s: its process ended", name, " for a while" if restarting else "")
-        self._leave(self.replicas[name], State.RESTARTING if restarting else State.GONE)
+        self.replicas[name].leave(State.RESTARTING if restarting else State.GONE)
 
     def replaced(self, name: str) -> Replica:
         """Another process was started in the place of one that ended; it does not answer yet."""
-        self.replicas[name] = Replica(name, self.replicas[name].engine, state=State.RESTARTING)
+        self.replicas[name] = Replica(name, self.replicas[name].engine, self._changed, state=State.RESTARTING)
         return self.replicas[name]
 
     def started(self, replica: Replica) -> None:
@@ -157,11 +171,6 @@ class Router:
         chosen = last if last in able() else min(able(), key=lambda replica: len(replica.requests))
         self._last[episode_id] = chosen
         return chosen
-
-    def _leave(self, replica: Replica, state: State) -> None:
-        replica.state = state
-        replica.lost.set()
-        self._changed.notify()
 
     def _in(self, state: State) -> list[Replica]:
         return [replica for replica in self.replicas.values() if replica.state is state]

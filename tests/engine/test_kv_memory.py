@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from agentrl.device import Device
 from agentrl.engine.kv_cache import KVCache
 from agentrl.engine.prefix_cache import PrefixCache
+from agentrl.engine.torch_engine import _default_kv_cache_tokens
 
 Fixture = Callable[..., Any]
 
@@ -125,6 +128,31 @@ def test_sequences_that_outgrow_the_bound_step_back_and_lose_nothing(
         np.testing.assert_allclose(result.logprobs, reference, atol=5e-5)
 
 
+def test_blocks_for_reuse_make_room_before_the_rectangle_grows(
+    new_model: Fixture, start_engine: Fixture, request_of: Fixture, prompt: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, bound = new_model(), 1024
+
+    async def play() -> list[tuple[int, int]]:
+        sizes: list[tuple[int, int]] = []
+        async with start_engine(model, max_batch_size=2, max_model_len=512, kv_cache_tokens=bound) as engine:
+            resized = KVCache._resized
+
+            def watched(cache: KVCache, tensor: torch.Tensor) -> torch.Tensor:
+                sizes.append((engine._batch._prefixes.tokens, cache.tokens))
+                return resized(cache, tensor)
+
+            monkeypatch.setattr(KVCache, "_resized", watched)
+            for number in range(3):
+                await engine.generate(request_of(prompt(180, number), seed=number, max_tokens=4))
+            assert engine._batch._prefixes.tokens > 450 and not sizes
+            await engine.generate(request_of(prompt(300), max_tokens=4))
+        return sizes
+
+    sizes = asyncio.run(play())
+    assert sizes and max(blocks + rectangle for blocks, rectangle in sizes) <= bound
+
+
 def test_eviction_under_pressure_changes_no_token(
     new_model: Fixture, start_engine: Fixture, request_of: Fixture, prompt: Fixture, reference_logprobs: Fixture
 ) -> None:
@@ -150,6 +178,32 @@ def test_the_default_bound_is_twice_what_running_sequences_can_need(new_model: F
             assert engine._batch._cache.tokens == 300
 
     asyncio.run(play())
+
+
+def test_the_default_bound_fits_into_the_memory_of_the_models_own_device(
+    new_model: Fixture, start_engine: Fixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = new_model()
+    config = model.config
+    nbytes = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
+    asked: list[int] = []
+
+    async def bound(free_tokens: int) -> int:
+        def free_memory(device: Device, index: int) -> int:
+            asked.append(index)
+            return int(free_tokens * nbytes / 0.4) + 1
+
+        monkeypatch.setattr(Device, "free_memory", free_memory)
+        async with start_engine(model, max_batch_size=3, max_model_len=100) as engine:
+            return engine._batch._kv_cache_tokens
+
+    with caplog.at_level("INFO", "agentrl.engine.torch_engine"):
+        assert [asyncio.run(bound(tokens)) for tokens in (10_000, 450, 30)] == [600, 450, 100]
+    assert "kv_cache_tokens is 450: 3 sequences of 100 tokens need 300 for themselves and as many" in caplog.text
+    assert "free on cpu hold 450" in caplog.text
+    place = SimpleNamespace(config=config, dtype=model.dtype, device=torch.device("cpu", 3))
+    _default_kv_cache_tokens(place, 3, 100)
+    assert asked == [0, 0, 0, 3]
 
 
 def test_a_beginning_stays_longer_than_what_was_added_to_it() -> None:

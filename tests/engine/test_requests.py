@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.record import EngineError
+from agentrl.record import EngineDied, EngineError
 
 Fixture = Callable[..., Any]
 
@@ -193,7 +193,7 @@ def test_a_request_can_be_aborted_while_the_engine_is_paused(
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"top_p": float("nan")}, "top_p is nan"),
-        ({"top_k": 0}, "top_k is 0"),
+        ({"top_k": 0}, "val.top_k is 0"),
         ({"top_k": -2}, "top_k is -2"),
         ({"stop_texts": ("x",)}, r"no tokenizer to find the stop texts \('x',\) with"),
         ({"min_version": 1}, "asked for version 1, but the engine is at 0"),
@@ -243,7 +243,7 @@ def test_a_failing_forward_fails_all_requests_and_all_later_calls(
             for result in await asyncio.wait_for(
                 asyncio.gather(*calls, watching, pause, return_exceptions=True), timeout=10
             ):
-                assert isinstance(result, EngineError) and "out of memory" in str(result)
+                assert isinstance(result, EngineDied) and "out of memory" in str(result)
             for call in (
                 engine.generate(request_of(prompt(4))),
                 engine.pause(),
@@ -252,7 +252,7 @@ def test_a_failing_forward_fails_all_requests_and_all_later_calls(
                 engine.stats(),
                 engine.watch(),
             ):
-                with pytest.raises(EngineError, match="out of memory"):
+                with pytest.raises(EngineDied, match="out of memory"):
                     await asyncio.wait_for(call, timeout=10)
 
     asyncio.run(play())
@@ -293,8 +293,9 @@ def test_closing_aborts_what_runs_and_refuses_what_comes_later(
             assert (running.finish_reason, len(running.token_ids)) == ("abort", 3)
             assert (waiting.finish_reason, len(waiting.token_ids)) == ("abort", 0)
             await closing
-            with pytest.raises(EngineError, match="closed"):
+            with pytest.raises(EngineError, match="closed") as refused:
                 await engine.generate(request_of(prompt(4)))
+            assert not isinstance(refused.value, EngineDied), "it was told to end"
 
     asyncio.run(play())
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from agentrl.record import EngineError, PeerLost
-from agentrl.record.protocols import GenerateRequest
+from agentrl.cluster.rpc import RpcClient, RpcServer, connected
+from agentrl.record import EngineDied, EngineError, PeerLost
+from agentrl.record.protocols import Engine, GenerateRequest
+from agentrl.rollout.publish import PublishCoordinator
 from agentrl.rollout.router import Router
 from agentrl.rollout.signal import Signal
-from tests.support.asynchrony import asynchronous, until
+from tests.support.asynchrony import asynchronous, settle, until
 from tests.support.rollout import HeldEngine
 from tests.support.scripted import Sampled, ScriptedEngine
 
@@ -160,3 +163,72 @@ async def test_a_caller_that_is_cancelled_cancels_its_request() -> None:
         await call
     await until(lambda: subject.running == 0)
     assert next(iter(router.replicas.values())).requests == set()
+
+
+OUT_OF_MEMORY = EngineDied("the engine has failed: out of memory")
+
+
+@asynchronous
+async def test_a_request_whose_engine_died_begins_again_on_another() -> None:
+    one, two = quick(), quick()
+    one.failures["generate"] = OUT_OF_MEMORY
+    router = Router({"one": one, "two": two}, Signal())
+    results = await asyncio.gather(*(router.generate(request(f"g{i}.0:0")) for i in range(4)))
+    assert [result.token_ids.tolist() for result in results] == [[5, 9]] * 4
+    assert (len(two.requests), [replica.name for replica in router.serving]) == (4, ["two"])
+
+
+@asynchronous
+async def test_a_request_whose_only_engine_died_waits_for_what_the_host_says(tmp_path: Path) -> None:
+    """The engine tells its callers first; then its process ends, which the host sees."""
+    first = quick()
+    first.failures["generate"] = OUT_OF_MEMORY
+    address = f"ipc://{tmp_path}/engine"
+    server = asyncio.create_task(RpcServer(address, first, Engine).serve())
+    client = RpcClient(address, Engine, name="one")
+    async with asyncio.timeout(10), connected(client):
+        router = Router({"one": client.proxy}, Signal())
+        call = asyncio.ensure_future(router.generate(request()))
+        await until(lambda: not router.serving)
+        await settle()
+        assert not call.done() and router.alive
+        router.ended("one", restarting=True)
+        replica = router.replaced("one")
+        del first.failures["generate"]
+        router.started(replica)
+        await settle()
+        assert not call.done() and router.joining == [replica]
+        router.serve(replica, 0)
+        assert (await call).token_ids.tolist() == [5, 9]
+    server.cancel()
+
+
+@asynchronous
+async def test_a_request_whose_engine_died_fails_once_the_host_starts_no_other() -> None:
+    only = quick()
+    only.failures["generate"] = OUT_OF_MEMORY
+    router = Router({"one": only}, Signal())
+    call = asyncio.ensure_future(router.generate(request()))
+    await settle()
+    assert not call.done()
+    router.ended("one", restarting=False)
+    with pytest.raises(EngineError, match="no engine is left"):
+        await call
+    with pytest.raises(PeerLost, match="out of memory"):
+        await router.replicas["one"].ask(only.generate(request()))
+    assert not router.alive, "what the host said counts, whatever is heard of the engine later"
+
+
+@asynchronous
+async def test_an_engine_that_dies_in_an_update_is_not_given_up_before_the_host_speaks() -> None:
+    changed, only = Signal(), quick()
+    only.failures["start_weight_update"] = OUT_OF_MEMORY
+    router = Router({"one": only}, changed)
+    told = asyncio.ensure_future(changed.wait_until(lambda: not router.serving))
+    with pytest.raises(EngineError, match=r"no engine accepted the weight update: .*out of memory"):
+        await PublishCoordinator(router).begin()
+    await told
+    assert router.alive
+    router.ended("one", restarting=True)
+    router.started(router.replaced("one"))
+    assert [replica.name for replica in router.joining] == ["one"]
