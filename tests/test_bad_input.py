@@ -1,0 +1,55 @@
+"""What a user may get wrong is said at once: one message, exit status 2, no traceback, and nothing heavy imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GOOD = '{"prompt": "What is 2 + 2?", "answer": "4"}\n'
+CASES: dict[str, tuple[list[str], str]] = {
+    "unknown key": (["rollout.max_head_offpolicynes=2"], "did you mean rollout.max_head_offpolicyness?"),
+    "wrong type": (["rollout.n=many"], "expected integer, at least 1; got 'many' (text)"),
+    "missing model": (["model.path=/nowhere/model"], "model.path"),
+    "missing data file": (["data.train=nowhere.jsonl"], "data.train: there is no file nowhere.jsonl"),
+    "no answer key": (["data.train=answerless.jsonl"], "row 0 has no 'answer'"),
+    "empty data": (["data.train=empty.jsonl"], "empty.jsonl"),
+    "broken line": (["data.train=broken.jsonl"], "broken.jsonl, line 2 is not JSON"),
+    "mini-batch": (["data.train_batch_size=8", "actor.ppo_mini_batch_size=16"], "data.train_batch_size"),
+    "unknown estimator": (["algorithm.adv_estimator=grpoo"], "did you mean grpo?"),
+    "no such loop": (["agent.loop=nowhere:Loop"], "agent.loop: no module 'nowhere'"),
+    "no such reward": (["env.cls=agentrl:FunctionEnv", "env.args.reward=nowhere:f"], "env.args.reward: no module"),
+    "no such answer format": (["env.cls=agentrl.envs.math:MathEnv", "env.args.answer_format=box"], "answer_format"),
+    "no such sampler": (["data.sampler=curriculm"], "data.sampler: 'curriculm' is neither"),
+    "broken parquet": (["data.train=broken.parquet"], "broken.parquet"),
+}
+RUN = """
+import sys
+from agentrl.cli import app
+try:
+    app(["train", "run.yaml", *sys.argv[1:]])
+except SystemExit as end:
+    print("imported:", *[name for name in ("torch", "transformers", "ray") if name in sys.modules])
+    sys.exit(end.code)
+"""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_said_at_once(name: str, tmp_path: Path) -> None:
+    (tmp_path / "good.jsonl").write_text(GOOD)
+    (tmp_path / "answerless.jsonl").write_text('{"prompt": "What is 2 + 2?", "gold": "4"}\n')
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "broken.jsonl").write_text(GOOD + '{"prompt": \n')
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 is not all there is to it")
+    (tmp_path / "run.yaml").write_text("data: {train: good.jsonl}\nenv: {cls: 'agentrl.envs.math:ArithmeticEnv'}\n")
+    overrides, says = CASES[name]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *overrides], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: ") and says in " ".join(done.stderr.split())
+    assert done.stdout.strip() == "imported:", "the answer takes no longer than it must"
+    assert not (tmp_path / "runs").exists()
