@@ -74,7 +74,6 @@ class TrainLoop:
         self._accuracy_before: float | None = None
         self._accuracy: float | None = None
         self._problem = ""
-        self._since = _Clock()
         self._unpublished_steps = 0
         self.end_seen = asyncio.Event()
         self.version = 0
@@ -101,7 +100,7 @@ class TrainLoop:
             self._enter("validating")
             self._record(await self._validate())
             self._accuracy_before = self._accuracy
-        await self._since.restart(self._rollout)
+        self._since = _Clock(await self._rollout.status())
         try:
             while config.total_steps is None or self.step < config.total_steps:
                 self._record(await self._train_step())
@@ -153,6 +152,8 @@ class TrainLoop:
             self._unpublished_steps += 1
         before, after, _ = await asyncio.gather(asking, self._rollout.status(), self._rollout.acknowledge(batch.id))
         row["overlap/engine_tokens"] = float(after.generated_tokens - before.generated_tokens)
+        row |= self._since.rates(after, row)
+        self._since = _Clock(after)
         self.step += 1
         row |= {"step": self.step, "policy_version": batch.version, **batch.metrics}
         row |= {"time/publish": 0.0, "time/paused": 0.0, "time/drain": 0.0}
@@ -168,7 +169,7 @@ class TrainLoop:
                 self._validating = asyncio.ensure_future(self._validate())
             else:
                 log.warning("step %d is not validated: the held-out episodes of an earlier step still run", self.step)
-        return row | await self._since.rates(self._rollout, row)
+        return row
 
     async def _publish(self) -> Row:
         """Sends the weights to the engines; from then on the policy has the next version."""
@@ -289,25 +290,23 @@ def _due(step: int, frequency: int) -> bool:
 
 
 class _Clock:
-    """Rates of both sides between one step's end and the next."""
+    """Rates of both sides between the end of one update and the end of the next.
 
-    _status: RolloutStatus
-    _time: float
+    Then an engine answers at once; after a publication it would first compute all its sequences anew.
+    """
 
-    async def restart(self, rollout: RolloutService) -> None:
-        self._status = await rollout.status()
+    def __init__(self, status: RolloutStatus) -> None:
+        self._status = status
         self._time = time.perf_counter()
 
-    async def rates(self, rollout: RolloutService, row: Row) -> Row:
-        """Throughput and idle shares of the step that ends now. A side is idle while it computes nothing."""
-        before, began = self._status, self._time
-        await self.restart(rollout)
-        seconds = self._time - began
-        busy = (self._status.engine_busy_seconds - before.engine_busy_seconds) / max(1, self._status.engines)
+    def rates(self, status: RolloutStatus, row: Row) -> Row:
+        """Throughput and idle shares since then. A side is idle while it computes nothing."""
+        before, seconds = self._status, time.perf_counter() - self._time
+        busy = (status.engine_busy_seconds - before.engine_busy_seconds) / max(1, status.engines)
         return {
             "time/step": seconds,
             "throughput/train_tokens_per_s": row["tokens/packed"] / row["time/train"],
-            "throughput/rollout_tokens_per_s": (self._status.generated_tokens - before.generated_tokens) / seconds,
+            "throughput/rollout_tokens_per_s": (status.generated_tokens - before.generated_tokens) / seconds,
             "idle/trainer": max(0.0, 1 - row["time/train"] / seconds),
             "idle/engine": max(0.0, 1 - busy / seconds),
         }
