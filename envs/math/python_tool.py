@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 import weakref
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -79,7 +80,7 @@ async def _run(request: Request) -> Report:
             stdin=asyncio.subprocess.PIPE,  # closed when this process ends: the supervisor then ends the program
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={"PATH": os.defpath, "LANG": "C.UTF-8"},
+            env={"PATH": os.defpath, "LANG": "C.UTF-8", "TMPDIR": tempfile.gettempdir()},
             start_new_session=True,
         )
     except OSError as error:

@@ -37,6 +37,13 @@ time.sleep(300)
 """
 
 
+@pytest.fixture(autouse=True)
+def _a_place_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other programs leave in the system's temporary folder is not ours."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
 def leftovers() -> list[str]:
     """Processes that belong to a tool call, living or dead, and its folders."""
     found = [str(child) for child in psutil.Process().children(recursive=True) if _is_of_a_call(child)]
@@ -52,6 +59,13 @@ def _is_of_a_call(process: psutil.Process) -> bool:
         return process.status() == psutil.STATUS_ZOMBIE or process.name() == "sleep"
     except psutil.NoSuchProcess:
         return False
+
+
+@asynchronous
+async def test_a_program_has_a_folder_where_temporary_files_go(tmp_path: Path) -> None:
+    report = await run("import os; print(os.getcwd())")
+    assert Path(report.output.strip()).parent == tmp_path
+    assert leftovers() == []
 
 
 async def run(code: str, seconds: float = 10.0) -> Report:
