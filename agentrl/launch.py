@@ -59,6 +59,7 @@ def prepare(
     folders = (*plugin_folders, os.getcwd())
     with plugin_paths(folders):
         check_user_code(config, splits)
+    _check_renderer(config.model.renderer)
     model_path = resolve_model(config.model.path)
     device = get_device(config.trainer.device)
     try:
@@ -68,6 +69,17 @@ def prepare(
     (run_dir / "config.yaml").write_text(dump_yaml(config))
     write_environment(run_dir, [device.type], plugin_folders=folders)
     return Launch(config, run_dir, model_path, folders)
+
+
+def _check_renderer(name: str) -> None:
+    if name in ("auto", "default"):
+        return
+    from renderers.configs import config_from_name
+
+    try:
+        config_from_name(name)
+    except ValueError as error:
+        raise PluginError(f"model.renderer: {error}") from None
 
 
 def check_user_code(config: RunConfig, splits: Sequence[Split]) -> None:

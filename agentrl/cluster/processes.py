@@ -127,7 +127,15 @@ class Processes:
         self.children.append(Child(role, process, log, restarts))
 
     async def stop(self) -> None:
-        """Stops what runs and removes what the processes shared."""
+        """Stops what runs and removes what the processes shared; to its end, even if cancelled meanwhile."""
+        stopping = asyncio.ensure_future(self._stop())
+        try:
+            await asyncio.shield(stopping)
+        except asyncio.CancelledError:
+            await stopping
+            raise
+
+    async def _stop(self) -> None:
         running = [child.process for child in self.children if child.process.returncode is None]
         for process in running:
             with contextlib.suppress(ProcessLookupError):
@@ -150,10 +158,14 @@ class Processes:
 
     def failure(self, child: Child) -> ProcessFailed:
         """What to raise because of the end of a process."""
-        lines = child.log.read_text(errors="replace").splitlines()[-15:]
+        status = child.process.returncode or 0
+        ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        hint = " (killed from outside: perhaps the machine ran out of memory)" if status == -signal.SIGKILL else ""
+        text = child.log.read_text(errors="replace").replace("\r", "\n")
+        lines = [line for line in text.splitlines() if line.strip() and "Loading weights:" not in line][-15:]
+        log = f"the end of {child.log}:\n" + "\n".join(f"  {line}" for line in lines)
         return ProcessFailed(
-            f"the {child.role} process ended with status {child.process.returncode}; the end of {child.log}:\n"
-            + "\n".join(f"  {line}" for line in lines)
+            f"the {child.role} process {ended}{hint}; {log if lines else f'its log, {child.log}, says nothing'}"
         )
 
 

@@ -17,7 +17,10 @@ def given(config: RunConfig, key: str) -> bool:
     *sections, leaf = key.split(".")
     for section in sections:
         model = model[section] if isinstance(model, dict) else getattr(model, section)
-    return leaf in (model if isinstance(model, dict) else model.model_fields_set)
+    if isinstance(model, dict):
+        return leaf in model
+    # An empty mapping is how an override takes back what a file gives.
+    return leaf in model.model_fields_set and getattr(model, leaf) != {}
 
 
 def ignored_keys(config: RunConfig) -> list[Problem]:
@@ -81,7 +84,7 @@ def _no_arguments(key: str, source: str) -> Problem:
     return Problem(
         f"{key}_args",
         f"is given, but {key} = {source} is a file and takes no arguments",
-        f"remove {key}_args, or set {key} to a function: package.module:function",
+        f"remove {key}_args (to clear what a file says: {key}_args={{}}), or set {key} to a function",
         others=(key,),
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from agentrl.config.errors import Problem
+from agentrl.config.keys import keys
 from agentrl.config.yaml_text import parse_yaml
 
 PRESETS = Path(__file__).parent / "presets"
@@ -107,11 +108,11 @@ class LayerReader:
             reason = f"expected sections such as `rollout:`; the file holds a {type(values).__name__}"
             self._unreadable(_short(path), reason, "write `section:` and below it, indented, `key: value`")
             return []
-        for keys, first, second in document.duplicates:
+        for path_of_key, first, second in document.duplicates:
             origin = f"{_short(path)}, line {second}"
             reason = f"given twice: on line {first} and on line {second}"
-            self.problems.append(Problem(".".join(keys), reason, "keep one of them", origin))
-        origins = {".".join(keys): f"{_short(path)}, line {line}" for keys, line in document.lines.items()}
+            self.problems.append(Problem(".".join(path_of_key), reason, "keep one of them", origin))
+        origins = {".".join(parts): f"{_short(path)}, line {line}" for parts, line in document.lines.items()}
         return self._extended(Layer(values, origins), path.parent, (*chain, real))
 
     def _extended(self, layer: Layer, folder: Path, chain: tuple[Path, ...]) -> list[Layer]:
@@ -146,16 +147,22 @@ def _find(name: str, folder: Path) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A new tree with the keys of both; where both hold a mapping these merge, else `over` wins."""
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A new tree with the keys of both; where both hold a mapping these merge, else `over` wins. An empty mapping
+    clears a key that is one of values (`data.val_args={}`), not a section."""
     merged = dict(base)
     for key, value in over.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and (value or not _holds_values(f"{prefix}{key}")):
             below = merged.get(key)
-            merged[key] = _merge(below if isinstance(below, Mapping) else {}, value)
+            merged[key] = _merge(below if isinstance(below, Mapping) else {}, value, f"{prefix}{key}.")
         else:
             merged[key] = value
     return merged
+
+
+def _holds_values(name: str) -> bool:
+    key = keys().get(name)
+    return key is not None and key.section is None and not key.holds_sections
 
 
 def _short(path: Path) -> str:

@@ -267,6 +267,8 @@ async def _run(task: Task, plugins: Plugins, session: Session, env: Env | None) 
         return result
     except SystemExit as error:
         raise RuntimeError(f"the agent called exit({error.code!r})") from error
+    except KeyboardInterrupt as error:
+        raise RuntimeError("the agent raised KeyboardInterrupt") from error
 
 
 def _build_env(plugins: Plugins) -> Env | None:

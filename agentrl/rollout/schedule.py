@@ -72,7 +72,13 @@ class TaskSchedule:
 
     def observe(self, task: Task, rewards: Sequence[float]) -> None:
         """Tells the task's sampler how its group ended."""
-        self._samplers[task.environment].observe(task, rewards)
+        sampler = self._samplers[task.environment]
+        try:
+            sampler.observe(task, rewards)
+        except Exception as error:
+            raise PluginError(
+                f"data.sampler: {type(sampler).__name__}.observe raised {type(error).__name__}: {error}"
+            ) from error
 
 
 def build_sampler(config: RunConfig, tasks: Sequence[Task]) -> Sampler:
@@ -97,6 +103,10 @@ def _epochs(name: str, sampler: Sampler, total_epochs: int | None) -> Iterator[T
     while total_epochs is None or epoch < total_epochs:
         seen: set[int] = set()
         for position in sampler.epoch(epoch):
+            if not isinstance(position, int):
+                raise PluginError(
+                    f"data.sampler: {type(sampler).__name__}.epoch({epoch}) gave {position!r}: give integer positions"
+                )
             if position in seen or not 0 <= position < len(sampler.tasks):
                 raise PluginError(
                     f"data.sampler: {type(sampler).__name__}.epoch({epoch}) gave position {position} "

@@ -124,7 +124,7 @@ def hub_rows(source: str, arguments: dict[str, Any], key: str) -> Iterable[Mappi
     from datasets import config
 
     offline = config.HF_HUB_OFFLINE
-    unreachable = "" if offline or Path(source).is_dir() else _hub_problem()
+    unreachable = "" if offline or Path(source).is_dir() else hub_problem()
     try:
         with _offline(bool(unreachable)):
             rows = datasets.load_dataset(source, **{"split": "train", **arguments})
@@ -146,7 +146,7 @@ def hub_rows(source: str, arguments: dict[str, Any], key: str) -> Iterable[Mappi
     return rows  # pyright: ignore[reportReturnType]  # its rows are dictionaries
 
 
-def _hub_problem() -> str:
+def hub_problem() -> str:
     """Why the hub does not answer; empty if it does, be it with an error."""
     import httpx
     from huggingface_hub import constants

@@ -31,6 +31,7 @@ from agentrl.session import ChatFormat
 
 log = logging.getLogger(__name__)
 
+_STATS_SECONDS = 2.0
 _STOP_SECONDS = 2.0
 """How long the end waits for agents and environments to close; a host kills the process soon after."""
 
@@ -275,7 +276,10 @@ class RolloutWorker:
         """Of all engine processes there were; of one that can't tell any more, and leaves service, as it was last."""
         for replica in self._router.serving:
             try:
-                self._stats[replica] = await replica.ask(replica.engine.stats())
+                async with asyncio.timeout(_STATS_SECONDS):
+                    self._stats[replica] = await replica.ask(replica.engine.stats())
+            except TimeoutError:
+                log.info("engine %s is slow to say how it is", replica.name)
             except PeerLost as error:
                 self._router.fail(replica, str(error))
             except EngineError as error:

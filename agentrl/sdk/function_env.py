@@ -44,6 +44,8 @@ class FunctionEnv(Env):
 
 @cache  # an environment is built for every episode, and entry points are searched for on disk
 def _load(reward: str) -> RewardFunction:
+    if not isinstance(reward, str):
+        raise ValueError(f"env.args.reward is {reward!r}: use package.module:function")
     function: Any = load_object(reward, key="env.args.reward", group="agentrl.rewards")
     if not callable(function):
         raise ValueError(f"{reward} is {function!r}: name a function")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from agentrl.record import AgentRLError, ContextOverflow, EnvError, Message, Reply, Task, ToolCall
 from agentrl.sdk.env import Env, Transcript
 from agentrl.sdk.policy import Policy
-from agentrl.sdk.reward import RewardLike
+from agentrl.sdk.reward import Reward, RewardLike, as_reward
 from agentrl.sdk.tool import BoundTool, ToolError
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class ToolAgentLoop(AgentLoop):
             messages += [await self._answer(tools, call) for call in reply.tool_calls]
             messages += [_refusal(raw) for raw in reply.invalid_tool_calls]
             finished = not reply.tool_calls and not reply.invalid_tool_calls
-        return await _judged(self.env.score(Transcript(task, messages, replies, truncated=not finished)))
+        return await _judged(_score(self.env, Transcript(task, messages, replies, truncated=not finished)))
 
     async def _answer(self, tools: dict[str, BoundTool], call: ToolCall) -> Message:
         try:
@@ -79,6 +79,11 @@ class ToolAgentLoop(AgentLoop):
         except ToolError as error:
             content = f"Error: {error}"
         return _tool_message(content[: self.max_tool_output], call.name, call.id)
+
+
+async def _score(env: Env, transcript: Transcript) -> Reward:
+    # What is no reward is the environment's mistake, not the agent's.
+    return as_reward(await env.score(transcript))
 
 
 async def _judged(work: Awaitable[T], passes: tuple[type[Exception], ...] = (AgentRLError,)) -> T:

@@ -83,6 +83,7 @@ def load_class(path: str, base: type[P], *, key: str, kwargs: dict[str, Any], gr
         cls.check_arguments(**kwargs)
     except PluginError:
         raise
-    except ValueError as error:
-        raise PluginError(f"{key}: {path}: {error}: see {arguments}") from error
+    except Exception as error:
+        what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise PluginError(f"{key}: {path}: {what}: see {arguments}") from error
     return cls

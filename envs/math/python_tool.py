@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 import tempfile
 import weakref
@@ -52,7 +53,7 @@ class Report:
         output: the end of what it wrote to stdout and stderr.
         omitted: bytes of output that came before.
         status: its exit status, negative for a signal; None if it was ended.
-        reason: why it was ended: `timeout`, `processes`; else empty.
+        reason: why it was ended: `timeout`, `processes`, `supervisor` (it killed that itself); else empty.
     """
 
     output: str
@@ -74,13 +75,19 @@ async def run_python(request: Request) -> Report:
 
 
 async def _run(request: Request) -> Report:
+    # The supervisor removes what it makes in there; a program that kills it leaves that to us.
+    with tempfile.TemporaryDirectory(prefix="agentrl-python-", ignore_cleanup_errors=True) as place:
+        return await _run_in(place, request)
+
+
+async def _run_in(place: str, request: Request) -> Report:
     try:
         supervisor = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", str(_SUPERVISOR)),
             stdin=asyncio.subprocess.PIPE,  # closed when this process ends: the supervisor then ends the program
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={"PATH": os.defpath, "LANG": "C.UTF-8", "TMPDIR": tempfile.gettempdir()},
+            env={"PATH": os.defpath, "LANG": "C.UTF-8", "TMPDIR": place},
             start_new_session=True,
         )
     except OSError as error:
@@ -96,6 +103,8 @@ async def _run(request: Request) -> Report:
     finally:
         supervisor.stdin.close()
         await asyncio.shield(supervisor.wait())
+    if not answer and supervisor.returncode == -signal.SIGKILL and not complaint:
+        return Report("", 0, None, "supervisor")
     if not answer:
         raise EnvError(f"the Python tool's supervisor died: {complaint.decode(errors='replace')[-500:]}")
     return Report(**json.loads(answer))
@@ -107,6 +116,8 @@ def described(report: Report, seconds: float) -> str:
     lines += [report.output.rstrip("\n")] if report.output.strip() else []
     if report.reason == "timeout":
         lines.append(f"[ended after {seconds:g} s]")
+    elif report.reason == "supervisor":
+        lines.append("[ended: the program killed the process that ran it]")
     elif report.reason:
         lines.append("[ended: too many processes]")
     elif report.status:

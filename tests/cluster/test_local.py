@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from agentrl import train
-from agentrl.cluster.processes import _remove_leftovers, _socket_folder
+from agentrl.cluster.processes import Child, Processes, _remove_leftovers, _socket_folder
+from agentrl.config import load_config
 
 CONFIG = Path(__file__).parents[2] / "examples" / "math.yaml"
 
@@ -27,6 +28,30 @@ def test_folders_of_runs_that_are_gone_are_removed_and_those_of_living_ones_stay
         (folder / "bucket-0").write_bytes(b"0")
     _remove_leftovers(tmp_path)
     assert [folder.exists() for folder in (gone, alive, other)] == [False, True, True]
+
+
+def test_a_second_signal_does_not_cut_the_end_short(tmp_path: Path) -> None:
+    """A process that ignores SIGTERM takes the host its three seconds; it is killed, and the folders go, all the same."""
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(300)"
+
+    async def play() -> tuple[int | None, list[bool]]:
+        processes = Processes(load_config(CONFIG), tmp_path, "nowhere", ())
+        async with processes:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", stubborn, stdout=asyncio.subprocess.PIPE, start_new_session=True
+            )
+            assert process.stdout is not None
+            await process.stdout.readline()
+            processes.children.append(Child("engine-0", process, tmp_path / "engine-0.log"))
+            stopping = asyncio.create_task(processes.stop())
+            await asyncio.sleep(0.2)
+            stopping.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await stopping
+            folders = (processes.spec.sockets, processes.spec.segments)
+            return process.returncode, [os.path.exists(folder) for folder in folders]
+
+    assert asyncio.run(play()) == (-9, [False, False])
 
 
 def test_sockets_get_a_short_path_whatever_the_temporary_folder(

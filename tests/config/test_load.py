@@ -263,3 +263,9 @@ def test_a_loaded_configuration_does_not_change() -> None:
     config: RunConfig = load_config(minimal())
     with pytest.raises(ValueError, match="frozen"):
         config.rollout.n = 3
+
+
+def test_an_empty_mapping_clears_values_and_no_section() -> None:
+    base = {"data": {"train": "a:b", "train_args": {"count": 3}}, "rollout": {"n": 4}}
+    config = load_config(base, ["data.train=t.jsonl", "data.train_args={}", "rollout={}"])
+    assert (config.data.train, config.data.train_args, config.rollout.n) == ("t.jsonl", {}, 4)

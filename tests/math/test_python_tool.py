@@ -64,8 +64,16 @@ def _is_of_a_call(process: psutil.Process) -> bool:
 @asynchronous
 async def test_a_program_has_a_folder_where_temporary_files_go(tmp_path: Path) -> None:
     report = await run("import os; print(os.getcwd())")
-    assert Path(report.output.strip()).parent == tmp_path
+    assert Path(report.output.strip()).is_relative_to(tmp_path)
     assert leftovers() == []
+
+
+@asynchronous
+async def test_a_program_that_kills_its_supervisor_is_told_so_and_leaves_nothing() -> None:
+    report = await run("import os, signal, time; os.kill(os.getppid(), signal.SIGKILL); time.sleep(300)")
+    assert report.reason == "supervisor"
+    assert "killed the process that ran it" in described(report, 10.0)
+    await until(lambda: leftovers() == [])
 
 
 async def run(code: str, seconds: float = 10.0) -> Report:

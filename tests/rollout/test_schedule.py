@@ -89,9 +89,14 @@ def test_a_sampler_of_ones_own_learns_from_rewards_and_may_leave_tasks_out() -> 
 
 @pytest.mark.parametrize(
     ("positions", "says"),
-    [((1, 1), "position 1 twice"), ((9,), "position 9 of 9 tasks"), ((), "gave no task of default")],
+    [
+        (("a",), "gave 'a': give integer positions"),
+        ((1, 1), "position 1 twice"),
+        ((9,), "position 9 of 9 tasks"),
+        ((), "gave no task of default"),
+    ],
 )
-def test_a_sampler_that_breaks_its_word_is_named(positions: tuple[int, ...], says: str) -> None:
+def test_a_sampler_that_breaks_its_word_is_named(positions: tuple[Any, ...], says: str) -> None:
     order = schedule(sampler=f"{__name__}:Broken", sampler_args={"positions": positions})
     with pytest.raises(PluginError, match=says):
         list(order)
@@ -130,3 +135,9 @@ def test_an_environment_that_is_used_up_leaves_its_turns_to_the_others() -> None
     assert Counter(task.environment for task in order) == {"a": 6, "b": 8}
     assert Counter((task.environment, task.epoch, task.index) for task in order).most_common(1)[0][1] == 1
     assert {task.environment for task in order[8:]} == {"b"}
+
+
+def test_a_sampler_that_crashes_when_told_is_named() -> None:
+    order = schedule(TASKS[:1], sampler=f"{__name__}:HardestFirst")
+    with pytest.raises(PluginError, match=r"data\.sampler: HardestFirst\.observe raised ZeroDivisionError"):
+        order.observe(TASKS[0], [])

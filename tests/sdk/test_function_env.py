@@ -9,7 +9,7 @@ import pytest
 
 from agentrl import Env, EnvError, FunctionEnv, Reward, Task, ToolAgentLoop, Transcript
 from agentrl.record import Message
-from agentrl.sdk import plugin
+from agentrl.sdk import as_reward, plugin
 from agentrl.sdk.plugin import PluginError, load_class
 from tests.support.asynchrony import asynchronous
 from tests.support.policy import ScriptedPolicy, answer
@@ -29,6 +29,10 @@ def crashes(transcript: Transcript) -> float:
     raise KeyError("the judge is down")
 
 
+def nothing(transcript: Transcript) -> Any:
+    return None
+
+
 NO_FUNCTION = 3
 
 
@@ -40,7 +44,7 @@ NO_FUNCTION = 3
 async def test_the_function_scores_the_answer(function: str, said: str, reward: Any) -> None:
     policy = ScriptedPolicy(answer(said))
     env = FunctionEnv(f"{__name__}:{function}", system_prompt="Be brief.")
-    assert await ToolAgentLoop(env).run(TASK, policy) == reward
+    assert await ToolAgentLoop(env).run(TASK, policy) == as_reward(reward)
     assert policy.asked == [[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6 * 7?"}]]
     assert policy.tools == [None]
 
@@ -72,16 +76,23 @@ async def test_a_function_that_crashes_is_no_judgement() -> None:
         await ToolAgentLoop(FunctionEnv(f"{__name__}:crashes")).run(TASK, ScriptedPolicy(answer("42")))
 
 
+@asynchronous
+async def test_a_function_that_gives_no_reward_is_a_failure_of_the_environment() -> None:
+    with pytest.raises(EnvError, match="the reward must be a number"):
+        await ToolAgentLoop(FunctionEnv(f"{__name__}:nothing")).run(TASK, ScriptedPolicy(answer("42")))
+
+
 @pytest.mark.parametrize(
     ("reward", "says"),
     [
         (f"{__name__}:nowhere", "env.args.reward: module .* has no 'nowhere'"),
         ("exakt", "env.args.reward: 'exakt' is neither .* did you mean 'exact'"),
+        (5, "env.args.reward is 5: use package.module:function"),
         (f"{__name__}:NO_FUNCTION", "env.cls: agentrl:FunctionEnv: .* is 3: name a function: see env.args"),
     ],
 )
 def test_a_function_that_is_not_there_is_found_out_at_load(
-    reward: str, says: str, monkeypatch: pytest.MonkeyPatch
+    reward: Any, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point = EntryPoint("exact", f"{__name__}:exact", "agentrl.rewards")
     monkeypatch.setattr(plugin, "entry_points", lambda *, group: EntryPoints([point]).select(group=group))

@@ -82,7 +82,7 @@ async def test_an_environment_without_tools_sends_none() -> None:
             return 1.0
 
     policy = ScriptedPolicy(answer("hello"))
-    assert await ToolAgentLoop(Quiet()).run(TASK, policy) == 1.0
+    assert await ToolAgentLoop(Quiet()).run(TASK, policy) == Reward(1.0)
     assert policy.tools == [None]
     assert policy.asked == [[{"role": "user", "content": "What is 6 * 7?"}]]
 
