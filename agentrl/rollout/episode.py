@@ -64,6 +64,11 @@ class Outcome:
         return self.failure in (Fate.ENV_ERROR, Fate.ENGINE_ERROR)
 
     @property
+    def solved(self) -> bool:
+        """Whether somebody judged it solved."""
+        return self.reward is not None and self.reward.solved
+
+    @property
     def usable(self) -> bool:
         """Whether it can be trained."""
         return self.failure is None and self.trajectory is not None and self.trajectory.sampled_tokens > 0

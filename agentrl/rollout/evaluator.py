@@ -67,7 +67,7 @@ class Evaluator:
             environment=task.environment,
             task_id=task.id,
             judged=len(judged),
-            solved=sum(bool(outcome.reward and outcome.reward.solved) for outcome in judged),
+            solved=sum(outcome.solved for outcome in judged),
             rewards=[outcome.reward.value if outcome.reward else 0.0 for outcome in judged],
             turns=[outcome.trajectory.turns if outcome.trajectory else 0 for outcome in judged],
             failures=dict(Counter(outcome.failure.value for outcome in outcomes if outcome.failure is not None)),
@@ -79,7 +79,7 @@ class Evaluator:
                 task, group_id="eval", episode_id=episode_id, version=0, next_attempt=count(1).__next__
             )
         self._done += 1
-        self._solved += bool(outcome.reward and outcome.reward.solved)
+        self._solved += outcome.solved
         if outcome.trajectory is not None:
             self._tokens += outcome.trajectory.sampled_tokens
             async with self._writing:

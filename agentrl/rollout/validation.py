@@ -84,4 +84,4 @@ class Validator:
 
 
 def _accuracy(outcomes: Sequence[Outcome]) -> float:
-    return statistics.fmean([bool(o.reward and o.reward.solved) for o in outcomes] or [math.nan])
+    return statistics.fmean([o.solved for o in outcomes] or [math.nan])
