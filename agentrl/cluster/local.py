@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from agentrl.cluster.process import STARTUP_FAILED
-from agentrl.cluster.processes import PLAIN_ENVIRONMENT, Child, Processes
+from agentrl.cluster.processes import PLAIN_ENVIRONMENT, Child, Processes, how_it_ended
 from agentrl.cluster.rpc import RpcClient, connected
 from agentrl.config import RunConfig
 from agentrl.device import compute_environment
@@ -140,15 +140,14 @@ class LocalHost:
             ProcessFailed: the run can't go on without that process.
         """
         others = [other for other in self._processes.children if other is not child and other.role.startswith("engine")]
-        status = child.process.returncode
-        again = status != STARTUP_FAILED and child.restarts < self._config.rollout.max_engine_restarts
+        again = child.process.returncode != STARTUP_FAILED and child.restarts < self._config.rollout.max_engine_restarts
         if not child.role.startswith("engine") or not (again or others or self._returning):
             raise self._processes.failure(child)
         self._processes.children.remove(child)
         self._returning |= {child.role} if again else set()
         log.warning(
-            "the %s process ended with status %s and %s; its log is %s",
-            *(child.role, status, "is started again" if again else "will be missed", child.log),
+            "the %s process %s and %s; its log is %s",
+            *(child.role, how_it_ended(child), "is started again" if again else "will be missed", child.log),
         )
         self._restarts.add(asyncio.ensure_future(self._restart(child, again)))
 

@@ -158,15 +158,20 @@ class Processes:
 
     def failure(self, child: Child) -> ProcessFailed:
         """What to raise because of the end of a process."""
-        status = child.process.returncode or 0
-        ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        hint = " (killed from outside: perhaps the machine ran out of memory)" if status == -signal.SIGKILL else ""
         text = child.log.read_text(errors="replace").replace("\r", "\n")
         lines = [line for line in text.splitlines() if line.strip() and "Loading weights:" not in line][-15:]
         log = f"the end of {child.log}:\n" + "\n".join(f"  {line}" for line in lines)
         return ProcessFailed(
-            f"the {child.role} process {ended}{hint}; {log if lines else f'its log, {child.log}, says nothing'}"
+            f"the {child.role} process {how_it_ended(child)}; {log if lines else f'its log, {child.log}, says nothing'}"
         )
+
+
+def how_it_ended(child: Child) -> str:
+    status = child.process.returncode or 0
+    if status >= 0:
+        return f"ended with status {status}"
+    hint = " (killed from outside: perhaps the machine ran out of memory)" if status == -signal.SIGKILL else ""
+    return f"was ended by {signal.Signals(-status).name}{hint}"
 
 
 def _remove_leftovers(root: Path) -> None:
