@@ -102,6 +102,9 @@ class Dispatcher:
                 for episode_id in plan.members:
                     self._ledger.admitted_again(episode_id, version)
                 groups.create_task(self._play_group(plan, version))
+                # Much is admitted at once after an update, while the trainer waits for its next batch: one group after
+                # the other, with a look at the sockets between them.
+                await asyncio.sleep(0)
 
     def play_again(self, group: Group) -> list[str]:
         """Puts a finished group that came too late back in line, ahead of the next tasks; it has left the gate.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import re
 from collections.abc import Callable
@@ -80,10 +82,17 @@ def bound_tools(owner: object) -> dict[str, BoundTool]:
 
 
 def _bind(name: str, method: Any) -> BoundTool:
-    description, about = _docstring(inspect.getdoc(method) or "")
-    hints = get_type_hints(method)
+    spec, arguments = _described(name, getattr(method, "__func__", method), inspect.getdoc(method) or "")
+    return BoundTool(name, copy.deepcopy(spec), method, arguments)
+
+
+@functools.lru_cache(maxsize=1024)
+def _described(name: str, function: Any, doc: str) -> tuple[ToolSpec, type[BaseModel]]:
+    """Once for each function, though an environment is built for each episode: a model class takes a millisecond."""
+    description, about = _docstring(doc)
+    hints = get_type_hints(function)
     fields: dict[str, Any] = {}
-    for parameter in _parameters(method):
+    for parameter in _parameters(function):
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
         fields[parameter.name] = (hints[parameter.name], default)
     arguments = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
@@ -95,8 +104,8 @@ def _bind(name: str, method: Any) -> BoundTool:
     parameters: dict[str, Any] = {"type": "object", "properties": properties, "required": schema.get("required", [])}
     if "$defs" in schema:
         parameters["$defs"] = schema["$defs"]
-    function = {"name": name, "description": description, "parameters": parameters}
-    return BoundTool(name, {"type": "function", "function": function}, method, arguments)
+    specification = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": specification}, arguments
 
 
 def _parameters(method: Any) -> list[inspect.Parameter]:

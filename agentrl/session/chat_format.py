@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from array import array
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from agentrl.session.families import renderer_config
 from agentrl.session.package_format import PackageFormat
 from agentrl.session.template_format import TemplateFormat
 from agentrl.session.turns import Format, ParsedTurn, SampledTurn
+
+_KEPT_PROMPTS = 64
 
 
 class ChatFormat:
@@ -26,6 +30,7 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, form: Format) -> None:
         self.tokenizer = tokenizer
         self._form = form
+        self._first_prompts: OrderedDict[str, array[int]] = OrderedDict()
         self.stop_token_ids: tuple[int, ...] = form.stop_token_ids
 
     @classmethod
@@ -61,7 +66,20 @@ class ChatFormat:
         Raises:
             MessageError: the model's template refuses the messages.
         """
-        return self._form.render(messages, tools or ())
+        if any(message["role"] == "assistant" for message in messages):
+            return self._form.render(messages, tools or ())
+        # The episodes of a group begin with the same prompt, and often at the same time.
+        try:
+            key = json.dumps([list(messages), list(tools or ())])
+        except (TypeError, ValueError):
+            return self._form.render(messages, tools or ())
+        known = self._first_prompts.get(key)
+        if known is None:
+            known = self._first_prompts[key] = array("i", self._form.render(messages, tools or ()))
+        self._first_prompts.move_to_end(key)
+        if len(self._first_prompts) > _KEPT_PROMPTS:
+            self._first_prompts.popitem(last=False)
+        return known.tolist()
 
     def bridge(
         self, turn: SampledTurn, new_messages: Sequence[Message], tools: Sequence[ToolSpec] | None = None

@@ -109,6 +109,12 @@ def test_references_of_a_nested_model_resolve_within_the_parameters() -> None:
     assert parameters["$defs"]["Point"]["required"] == ["x"]
 
 
+def test_what_one_environment_does_to_its_description_no_other_sees() -> None:
+    one, other = tools(Shop()), tools(Shop())
+    one["search"].spec["function"]["parameters"]["properties"].clear()
+    assert tools(Shop())["search"].spec == other["search"].spec != one["search"].spec
+
+
 @asynchronous
 async def test_arguments_arrive_with_the_types_of_the_hints() -> None:
     shop = Shop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -107,3 +107,29 @@ def test_an_unknown_renderer_is_refused_with_the_known_ones() -> None:
 def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Any) -> None:
     with pytest.raises((OSError, ValueError)):
         ChatFormat.load(ModelConfig(path=str(tmp_path)), str(tmp_path))
+
+
+def test_a_group_renders_its_first_prompt_once(chat_format: ChatFormat) -> None:
+    rendered: list[Any] = []
+    form = chat_format._form
+
+    class Counting:
+        stop_token_ids = form.stop_token_ids
+
+        def render(self, messages: Any, tools: Any) -> list[int]:
+            rendered.append(messages)
+            return form.render(messages, tools)
+
+    counting = ChatFormat(chat_format.tokenizer, cast(Any, Counting()))
+    first = counting.render(USER, [TOOL])
+    expected = list(first)
+    first.append(0)
+    assert counting.render(USER, [TOOL]) == expected == form.render(USER, [TOOL])
+    assert len(rendered) == 1
+    assert counting.render(USER, None) == form.render(USER, [])
+    counting.render([{"role": "user", "content": "3 + 3?"}], [TOOL])
+    assert len(rendered) == 3, "other tools or other words are another prompt"
+    for number in range(200):
+        counting.render([{"role": "user", "content": str(number)}])
+    counting.render(USER, [TOOL])
+    assert len(rendered) == 204, "what was not asked for lately is forgotten"
