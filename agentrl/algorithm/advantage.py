@@ -2,65 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from agentrl.algorithm.group import GroupScores, group_scores
-from agentrl.algorithm.layout import Layout, TrainedTokens
-from agentrl.algorithm.masking import is_trained, masked, require_same_shape
-from agentrl.algorithm.registry import Registry
+# These register the estimators.
+from agentrl.algorithm import group_advantages, optimal_baseline, token_advantages  # noqa: F401
+from agentrl.algorithm.estimators import ESTIMATORS, AdvantageConfig, AdvantageInputs
+from agentrl.algorithm.layout import Layout
+from agentrl.algorithm.masking import require_same_shape
 
-_STD_EPSILON = 1e-6
-_VARIANCE_EPSILON = 1e-8
-
-
-@dataclass(frozen=True)
-class AdvantageConfig:
-    """The constants of the estimators.
-
-    Attributes:
-        norm_adv_by_std_in_grpo: divide by the group's standard deviation (GRPO); False is Dr.GRPO.
-        gamma: discount per trained token, in [0, 1]; read by `reinforce_plus_plus`.
-    """
-
-    norm_adv_by_std_in_grpo: bool = True
-    gamma: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.gamma <= 1:
-            raise ValueError(f"gamma is {self.gamma}: a discount lies in [0, 1]")
-
-
-@dataclass(frozen=True, eq=False)
-class AdvantageInputs:
-    """What an estimator may use; see `compute_advantages`."""
-
-    token_rewards: Tensor
-    mask: Tensor
-    layout: Layout
-    config: AdvantageConfig
-    values: Tensor | None
-    logp: Tensor | None
-    ref_logp: Tensor | None
-    baselines: Tensor | None
-    reward_parts: dict[str, Tensor] | None
-    sum_pi_squared: Tensor | None
-
-    def groups(self) -> GroupScores:
-        return group_scores(self.token_rewards, self.mask, self.layout)
-
-    def spread(self, per_sequence: Tensor) -> Tensor:
-        """[S] to [B, T] at trained positions, 0 elsewhere."""
-        return self.layout.spread(per_sequence, self.mask)
-
-
-Estimator = Callable[[AdvantageInputs], tuple[Tensor, Tensor]]
-
-ESTIMATORS: Registry[Estimator] = Registry("adv_estimator", entry_points="agentrl.advantages")
-"""Functions from `AdvantageInputs` to (advantages, returns), [B, T] in any float dtype."""
+__all__ = ["ESTIMATORS", "AdvantageConfig", "AdvantageInputs", "compute_advantages"]
 
 
 @torch.no_grad()
@@ -77,39 +28,62 @@ def compute_advantages(
     baselines: Tensor | None = None,
     reward_parts: dict[str, Tensor] | None = None,
     sum_pi_squared: Tensor | None = None,
+    importance_weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns of the trained tokens of a global batch.
 
-    | estimator | advantage of a token |
+    Of a group's outcomes, the same for all tokens of an episode:
+
+    | estimator | advantage |
     |---|---|
     | `grpo` | (score - group mean) / (group std + 1e-6), arXiv:2402.03300; without std: arXiv:2503.20783 |
+    | `grpo_passk` | of the best episode (best - second best) / (group std + 1e-6), else 0, arXiv:2503.19595 |
+    | `gdpo` | `grpo` of each part of the reward, weighted sum, whitened over all tokens, arXiv:2601.05242 |
     | `rloo` | score - mean of the other members, arXiv:2402.14740 |
-    | `reinforce_plus_plus` | discounted return-to-go, whitened over all tokens, arXiv:2501.03262 |
     | `reinforce_plus_plus_baseline` | score - group mean, whitened over all tokens, arXiv:2501.03262 |
+    | `opo` | score - group mean weighted by episode lengths, arXiv:2505.23585 |
+    | `gpg` | (score - group mean) * episodes / episodes with a score other than 0, arXiv:2504.02546 |
+
+    Of what comes after a token in its sequence (G: sum of the rewards from there on):
+
+    | estimator | advantage |
+    |---|---|
+    | `gae` | generalised advantage over tokens or turns, whitened over all tokens, arXiv:1506.02438 |
+    | `reinforce_plus_plus` | discounted G, whitened over all tokens, arXiv:2501.03262 |
+    | `remax` | G - reward of a greedy episode of the same task, arXiv:2310.10505 |
+    | `optimal_token_baseline` | G - sum(G W) / sum(W) over the group's tokens at the same place |
+    | `tir_optimal_token_baseline` | the same, places counted in trained tokens only |
+
+    where W is the sum of 1 - 2p + sum(p^2) over the tokens of a sequence up to that place.
 
     An episode's score is the mean over its sequences (branches) of the sum of their token rewards, each branch
     carrying the episode's outcome; group statistics count an episode once. A failed member is simply not in
-    the batch. A member without a partner has no baseline: its advantage is 0 under grpo, rloo and
-    reinforce_plus_plus_baseline. Equal scores give exactly 0. Statistics are computed in fp64; call it where
-    the device has that, else on CPU tensors.
+    the batch. A member without a partner has no baseline: its advantage is 0 under every estimator that compares
+    the members of a group. Equal scores give exactly 0. Statistics are computed in fp64; call it where the device
+    has that, else on CPU tensors.
 
     Args:
         token_rewards: [B, T] floats; read at trained positions only, so the outcome belongs on a sequence's
             last trained token.
         mask: [B, T], 1 on trained tokens, as it was before rejection or staleness masked any: what those take
             out stays in the statistics.
-        layout: the episode and group of each sequence.
-        values, logp, ref_logp, sum_pi_squared: [B, T], for estimators that need them.
-        baselines: [S] rewards of greedy rollouts, for estimators that need them.
-        reward_parts: named [B, T] rewards, for estimators that need them.
+        layout: the episode and group of each sequence; the turns for `gae` over turns.
+        values: [B, T] a critic's value of the state before each trained token; for `gae`.
+        logp: [B, T] log-probs (nats) of the policy that anchors the update, `sum_pi_squared`: [B, T] the sum of the
+            squares of that policy's probabilities over the vocabulary; for the optimal token baselines.
+        importance_weights: [B, T] the weights that the loss will have, where it has any; for the optimal token
+            baselines, which then minimise the variance of the weighted gradient.
+        ref_logp: [B, T] log-probs of the reference policy, for estimators that need them.
+        baselines: [S] reward of a greedy episode of each sequence's task; for `remax`.
+        reward_parts: named [B, T] rewards, placed like `token_rewards`; for `gdpo`.
 
     Returns:
         (advantages, returns), [B, T] in the dtype of `token_rewards`, 0 at masked positions. Estimators without
-        a notion of return give the advantages twice.
+        a notion of return give the advantages twice. Under `gae` the returns are what the critic learns.
 
     Raises:
-        ValueError: unknown estimator, shapes that differ, rewards that are not floats, or an episode whose
-            sequences lie in different groups.
+        ValueError: unknown estimator, an input that it needs is missing, shapes that differ, rewards that are not
+            floats, or an episode whose sequences lie in different groups.
     """
     require_same_shape(
         token_rewards=token_rewards,
@@ -119,6 +93,8 @@ def compute_advantages(
         logp=logp,
         ref_logp=ref_logp,
         sum_pi_squared=sum_pi_squared,
+        importance_weights=importance_weights,
+        **(reward_parts or {}),
     )
     if not token_rewards.is_floating_point():
         raise ValueError(f"token_rewards has dtype {token_rewards.dtype}: pass floats")
@@ -135,64 +111,8 @@ def compute_advantages(
             baselines=baselines,
             reward_parts=reward_parts,
             sum_pi_squared=sum_pi_squared,
+            importance_weights=importance_weights,
+            estimator=estimator,
         )
     )
     return advantages.to(token_rewards.dtype), returns.to(token_rewards.dtype)
-
-
-@ESTIMATORS.register("grpo")
-def _grpo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    group = inputs.groups()
-    advantage = group.score - group.mean
-    if inputs.config.norm_adv_by_std_in_grpo:
-        advantage = advantage / (group.std + _STD_EPSILON)
-    advantages = inputs.spread(masked(advantage, group.has_baseline))
-    return advantages, advantages
-
-
-@ESTIMATORS.register("rloo")
-def _rloo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    """score - (n mean - score) / (n - 1), which is n / (n - 1) * (score - mean)."""
-    group = inputs.groups()
-    advantage = (group.score - group.mean) * group.size / (group.size - 1).clamp(min=1)
-    advantages = inputs.spread(masked(advantage, group.has_baseline))
-    return advantages, advantages
-
-
-@ESTIMATORS.register("reinforce_plus_plus")
-def _reinforce_plus_plus(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    tokens = TrainedTokens.of(inputs.layout, inputs.mask)
-    returns = tokens.restore(discounted_returns(tokens.align(inputs.token_rewards.double()), inputs.config.gamma))
-    return whiten(returns, is_trained(inputs.mask)), returns
-
-
-@ESTIMATORS.register("reinforce_plus_plus_baseline")
-def _reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    group = inputs.groups()
-    counted = is_trained(inputs.mask) & inputs.spread(group.has_baseline)
-    advantages = whiten(inputs.spread(group.score - group.mean), counted)
-    return advantages, advantages
-
-
-def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
-    """[S, L] return-to-go of each step: r_t + gamma r_(t+1) + ..., the sequences left-aligned."""
-    returns = torch.empty_like(rewards)
-    running = rewards.new_zeros(rewards.shape[0])
-    for step in reversed(range(rewards.shape[1])):
-        running = rewards[:, step] + gamma * running
-        returns[:, step] = running
-    return returns
-
-
-def whiten(values: Tensor, keep: Tensor) -> Tensor:
-    """`values` [B, T] shifted and scaled to mean 0 and variance 1 over `keep` (bool), 0 elsewhere.
-
-    Variance with Bessel's correction plus 1e-8. Equal values, or one alone, give exactly 0.
-    """
-    kept = values[keep]
-    if not len(kept):
-        return torch.zeros_like(values)
-    centred = kept - kept.min()
-    centred = centred - centred.mean()
-    variance = centred.square().sum() / max(len(kept) - 1, 1)
-    return torch.zeros_like(values).masked_scatter(keep, centred / (variance + _VARIANCE_EPSILON).sqrt())

@@ -25,8 +25,8 @@ class Totals:
     Count with the mask before rejection: a rejected token leaves the numerator, not the denominator.
 
     Attributes:
-        tokens: trained tokens.
-        sequences: sequences with at least one trained token.
+        tokens: trained tokens, each with the weight of its sequence (`layout.weight`), if sequences have weights.
+        sequences: sequences with at least one trained token, each with its weight.
         episodes: episodes with at least one trained token.
     """
 
@@ -38,8 +38,7 @@ class Totals:
     def count(cls, mask: Tensor, layout: Layout | None = None) -> Totals:
         """The counts of `mask` [B, T], as scalars on its device; padded rows where `layout` is None."""
         layout = layout or Layout.rows(mask)
-        sequences = (layout.counts(mask) > 0).sum()
-        return cls(is_trained(mask).sum(), sequences, layout.episode_count(mask))
+        return cls(_tokens(mask, layout), _sequences(mask, layout), layout.episode_count(mask))
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,15 +52,61 @@ class AggregateInputs:
     scale: float | None
 
     def tokens(self) -> Tensor | float:
-        return self.trained.sum() if self.totals is None else self.totals.tokens
+        return _tokens(self.trained, self.layout) if self.totals is None else self.totals.tokens
 
     def sequences(self) -> Tensor | float:
-        if self.totals is None:
-            return (self.layout.counts(self.trained) > 0).sum()
-        return self.totals.sequences
+        return _sequences(self.trained, self.layout) if self.totals is None else self.totals.sequences
 
     def episodes(self) -> Tensor | float:
         return self.layout.episode_count(self.trained) if self.totals is None else self.totals.episodes
+
+    def weighted(self) -> Tensor:
+        """[B, T] the values times the weights of their sequences."""
+        if self.layout.weight is None:
+            return self.values
+        return self.values * self.layout.spread(self.layout.weight.to(self.values.dtype), self.trained)
+
+
+def _tokens(mask: Tensor, layout: Layout) -> Tensor:
+    weights = layout.weights(mask)
+    return is_trained(mask).sum() if weights is None else (weights * layout.counts(mask)).sum()
+
+
+def _sequences(mask: Tensor, layout: Layout) -> Tensor:
+    weights = layout.weights(mask)
+    return (layout.counts(mask) > 0).sum() if weights is None else weights.sum()
+
+
+BRANCH_WEIGHTINGS = ("episode", "branch", "token")
+"""Modes of `branch_weights`."""
+
+
+def branch_weights(mode: str, mask: Tensor, layout: Layout) -> Tensor:
+    """[S] how much each sequence counts in the loss, fp32; 1 for the only branch of an episode in every mode.
+
+    | mode | weight of a branch |
+    |---|---|
+    | `episode` | 1 / the episode's branches: however it branched, an episode counts once |
+    | `branch` | 1: an episode counts as often as it has branches |
+    | `token` | the branch's share of the episode's trained tokens: an episode counts once, its longer branches more |
+
+    Args:
+        mask: [B, T], 1 on trained tokens. Branches without any weigh 0 and are not counted.
+        layout: the episode of each sequence, all sequences of an episode within it.
+
+    Raises:
+        ValueError: unknown mode.
+    """
+    if mode not in BRANCH_WEIGHTINGS:
+        raise ValueError(f"branch_weighting is {mode!r}: use one of {', '.join(BRANCH_WEIGHTINGS)}")
+    counts = layout.counts(mask)
+    present = (counts > 0).float()
+    if mode == "branch":
+        return present
+    _, episode = layout.episode.unique(return_inverse=True)
+    parts = present if mode == "episode" else counts
+    total = parts.new_zeros(layout.sequences).index_add(0, episode, parts)[episode]
+    return parts / total.clamp(min=1)
 
 
 AGGREGATIONS: Registry[Callable[[AggregateInputs], Tensor]] = Registry("loss_agg_mode")
@@ -89,6 +134,9 @@ def aggregate(
     | `seq-mean-token-mean` | mean over sequences of the mean over a sequence's tokens (GRPO, arXiv:2402.03300) |
     | `episode-mean` | mean over episodes of the mean over all tokens of an episode's sequences |
 
+    Where `layout.weight` gives sequences weights, sums and means over tokens and over sequences are weighted with
+    them. `episode-mean` is not: in it all tokens of an episode count the same.
+
     Args:
         values: [B, T]; masked positions may hold anything, NaN and inf included.
         mask: [B, T], 1 on trained tokens.
@@ -113,17 +161,17 @@ def aggregate(
 
 @AGGREGATIONS.register("token-mean")
 def _token_mean(inputs: AggregateInputs) -> Tensor:
-    return inputs.values.sum() / _at_least_one(inputs.tokens())
+    return inputs.weighted().sum() / _at_least_one(inputs.tokens())
 
 
 @AGGREGATIONS.register("token-sum")
 def _token_sum(inputs: AggregateInputs) -> Tensor:
-    return inputs.values.sum()
+    return inputs.weighted().sum()
 
 
 @AGGREGATIONS.register("seq-mean-token-sum")
 def _seq_mean_token_sum(inputs: AggregateInputs) -> Tensor:
-    return inputs.values.sum() / _at_least_one(inputs.sequences())
+    return inputs.weighted().sum() / _at_least_one(inputs.sequences())
 
 
 @AGGREGATIONS.register("seq-mean-token-sum-norm")
@@ -135,19 +183,19 @@ def _seq_mean_token_sum_norm(inputs: AggregateInputs) -> Tensor:
 @AGGREGATIONS.register("seq-mean-token-mean")
 def _seq_mean_token_mean(inputs: AggregateInputs) -> Tensor:
     per_sequence = inputs.layout.counts(inputs.trained)
-    return _mean_of_means(inputs, per_sequence) / _at_least_one(inputs.sequences())
+    return _mean_of_means(inputs, inputs.weighted(), per_sequence) / _at_least_one(inputs.sequences())
 
 
 @AGGREGATIONS.register("episode-mean")
 def _episode_mean(inputs: AggregateInputs) -> Tensor:
     per_sequence = inputs.layout.episode_counts(inputs.trained)
-    return _mean_of_means(inputs, per_sequence) / _at_least_one(inputs.episodes())
+    return _mean_of_means(inputs, inputs.values, per_sequence) / _at_least_one(inputs.episodes())
 
 
-def _mean_of_means(inputs: AggregateInputs, counts: Tensor) -> Tensor:
+def _mean_of_means(inputs: AggregateInputs, values: Tensor, counts: Tensor) -> Tensor:
     """Sum over trained tokens of value / count, `counts` [S] being the size of the mean a token belongs to."""
-    weights = counts.to(inputs.values.dtype).clamp(min=1).reciprocal()
-    return (inputs.values * inputs.layout.spread(weights, inputs.trained)).sum()
+    shares = counts.to(values.dtype).clamp(min=1).reciprocal()
+    return (values * inputs.layout.spread(shares, inputs.trained)).sum()
 
 
 def _at_least_one(count: Tensor | float) -> Tensor | float:

@@ -47,9 +47,10 @@ def rollout_correction(
 
     Weights are exp(l) of a token, or of the sum over its sequence, the exponent clamped to +-20 after the sum,
     then truncated above (TIS) or set to 0 outside a band (IcePop). A token stays in the mask if every
-    statistic in `rollout_rs` is within its bounds; those clamp each token's l to +-20 first. Weights and
-    statistics use all trained tokens, whatever rejection leaves. Batch normalisation is over this call: call
-    it on the whole batch of the optimiser step.
+    statistic in `rollout_rs` is within its bounds (those clamp each token's l to +-20 first) and, with `m2_threshold`,
+    if it is not among the tokens of largest l^2 that have to go until the mean l^2 is below it. Weights and
+    statistics use all trained tokens, whatever rejection leaves. Batch normalisation and
+    `m2_threshold` are over this call: call it on the whole batch of the optimiser step.
 
     Args:
         prox_logp: [B, T] log-probs (nats) of the policy that anchors the update; under bypass with REINFORCE
@@ -83,6 +84,8 @@ def rollout_correction(
     bounded, within = _bound(ratio, config)
     weights = _normalise(bounded, trained, layout, config) if config.rollout_is else None
     kept = trained & _accepted(log_ratio, trained, layout, config)
+    if config.m2_threshold is not None:
+        kept = kept & _below_second_moment(log_ratio, trained, config.m2_threshold)
 
     metrics = _mismatch(log_ratio, trained, layout)
     metrics |= _weight_metrics(ratio if weights is None else weights, trained)
@@ -132,6 +135,21 @@ def _accepted(log_ratio: Tensor, trained: Tensor, layout: Layout, config: Rollou
         statistic = _statistic(name, clamped, trained, layout)
         accepted = accepted & (statistic >= lower) & (statistic <= upper)
     return accepted
+
+
+def _below_second_moment(log_ratio: Tensor, trained: Tensor, threshold: float) -> Tensor:
+    """[B, T] bool: without the tokens of largest l^2, as few as leave the others a mean l^2 below `threshold`.
+
+    One token always stays. Source: M2PO, arXiv:2510.01161.
+    """
+    squares = torch.where(trained, log_ratio.square(), torch.inf).flatten()
+    ascending, order = squares.sort()
+    count = trained.sum()
+    numbers = torch.arange(1, len(squares) + 1, device=squares.device)
+    within = (ascending.cumsum(0) / numbers < threshold) & (numbers <= count)
+    # The means of the smallest ascend with their number, so that the largest set within is a prefix.
+    chosen = numbers <= within.sum().clamp(min=1)
+    return torch.zeros_like(trained).flatten().scatter(0, order, chosen).view(trained.shape)
 
 
 def _statistic(name: RejectionStatistic, log_ratio: Tensor, trained: Tensor, layout: Layout) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,17 +26,34 @@ class Layout:
         episode_tokens: [S], trained tokens of the sequence's whole episode over the optimiser step; None
             counts those of the call. Needed by `episode-mean` alone, and only where the sequences of an
             episode are spread over several calls (micro-batches, ranks).
+        weight: [S] floats, how much a sequence counts in the loss relative to others (`branch_weights`); None
+            counts all as 1.
+        turn: [B, T] integers, which turn of its sequence a trained token belongs to, ascending; None takes each run
+            of neighbouring trained tokens for a turn. Read by GAE over turns.
+        place: [B, T] integers, how far a trained token stands from the beginning of its sequence's response, tokens
+            that are not trained counted; None counts from the first position that `sequence` gives the sequence in
+            its row. Read by `optimal_token_baseline`.
     """
 
     sequence: Tensor
     episode: Tensor
     group: Tensor
     episode_tokens: Tensor | None = None
+    weight: Tensor | None = None
+    turn: Tensor | None = None
+    place: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.sequence.dim() != 2:
             raise ValueError(f"layout.sequence has shape {list(self.sequence.shape)}: pass [B, T] ids")
-        for name in ("episode", "group", "episode_tokens"):
+        for name in ("turn", "place"):
+            numbers = getattr(self, name)
+            if numbers is not None and numbers.shape != self.sequence.shape:
+                raise ValueError(
+                    f"layout.{name} has shape {list(numbers.shape)}: pass [B, T], like layout.sequence "
+                    f"({list(self.sequence.shape)})"
+                )
+        for name in ("episode", "group", "episode_tokens", "weight"):
             ids = getattr(self, name)
             if ids is not None and ids.shape != (self.episode.numel(),):
                 raise ValueError(
@@ -75,6 +92,32 @@ class Layout:
         """[B, T] sequence ids at trained positions, S at all others: one slot more than there are sequences."""
         return torch.where(is_trained(mask), self.sequence, self.sequences)
 
+    def turns(self, mask: Tensor) -> Tensor:
+        """[B, T] the turn of each trained token; numbers ascend along a sequence."""
+        if self.turn is not None:
+            return self.turn
+        slots = self.slots(mask)
+        begins = torch.ones_like(slots, dtype=torch.bool)
+        begins[:, 1:] = slots[:, 1:] != slots[:, :-1]
+        return begins.cumsum(dim=1)
+
+    def places(self, mask: Tensor) -> Tensor:
+        """[B, T] how far each trained token stands from the beginning of its sequence's response."""
+        if self.place is not None:
+            return self.place
+        slots = self.slots(mask)
+        row, column = (
+            torch.arange(size, device=mask.device).view(shape).expand(mask.shape)
+            for size, shape in zip(mask.shape, ((-1, 1), (1, -1)), strict=True)
+        )
+        home = row.new_full((self.sequences + 1,), -1).scatter(0, slots.flatten(), row.flatten())
+        known = (self.sequence >= 0) & (self.sequence < self.sequences)
+        owner = torch.where(known, self.sequence, self.sequences)
+        own = torch.where(home[owner] == row, owner, self.sequences)
+        first = column.new_full((self.sequences + 1,), mask.shape[1])
+        first = first.scatter_reduce(0, own.flatten(), column.flatten(), "amin")
+        return column - first[slots]
+
     def sums(self, values: Tensor, mask: Tensor) -> Tensor:
         """[S] sums of `values` [B, T] over each sequence's trained tokens."""
         table = values.new_zeros(self.sequences + 1)
@@ -94,6 +137,10 @@ class Layout:
     def spread(self, per_sequence: Tensor, mask: Tensor) -> Tensor:
         """[B, T]: each trained token gets the value of its sequence, every other position 0."""
         return torch.cat([per_sequence, per_sequence.new_zeros(1)])[self.slots(mask)]
+
+    def weights(self, mask: Tensor) -> Tensor | None:
+        """[S] the weights of the sequences with a trained token, 0 for the others; None where all count as 1."""
+        return None if self.weight is None else masked(self.weight, self.counts(mask) > 0)
 
     def episode_counts(self, mask: Tensor) -> Tensor:
         """[S] trained tokens of each sequence's whole episode, fp32 (`episode_tokens` where that is set)."""
@@ -141,6 +188,10 @@ class TrainedTokens:
         first = counts.cumsum(0) - counts
         order = torch.arange(len(sequence), device=mask.device) - first[sequence]
         return cls(position, sequence, order, layout.sequences, mask.shape)
+
+    def placed(self, places: Tensor) -> TrainedTokens:
+        """The same tokens, each in the column that `places` [B, T] gives it, instead of one beside the other."""
+        return replace(self, order=places.flatten()[self.position])
 
     def align(self, values: Tensor) -> Tensor:
         """[B, T] to [S, L], L being the most trained tokens of a sequence; 0 after a sequence's end."""

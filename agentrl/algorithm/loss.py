@@ -6,87 +6,19 @@ that no loss can differ in its denominators.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
-
-import torch
 from torch import Tensor
 
-from agentrl.algorithm.aggregate import AGGREGATIONS, Totals, aggregate
-from agentrl.algorithm.correction import LOG_RATIO_LIMIT, Correction, importance_weight
+# These register the losses.
+from agentrl.algorithm import clipped_losses, plain_losses  # noqa: F401
+from agentrl.algorithm.aggregate import Totals, aggregate
+from agentrl.algorithm.correction import Correction
 from agentrl.algorithm.layout import Layout
+from agentrl.algorithm.losses import LOSSES, LossConfig, LossInputs
 from agentrl.algorithm.masking import is_trained, masked, require_same_shape
-from agentrl.algorithm.metrics import Metrics, mean_pair
-from agentrl.algorithm.registry import Registry
+from agentrl.algorithm.metrics import Metrics
+from agentrl.config.names import SEQUENCE_MEANS
 
-
-@dataclass(frozen=True)
-class LossConfig:
-    """The constants of the policy losses.
-
-    Attributes:
-        clip_ratio_low: the ratio r is clipped below at 1 - this.
-        clip_ratio_high: the ratio r is clipped above at 1 + this.
-        clip_ratio_c: dual clip: with A < 0 a token's loss is at most -A times this; above 1.
-        loss_agg_mode: a mode of `aggregate`.
-        loss_scale_factor: tokens by which `seq-mean-token-sum-norm` divides; None uses the row width.
-        loss_type: the loss under `bypass_mode`.
-    """
-
-    clip_ratio_low: float = 0.2
-    clip_ratio_high: float = 0.2
-    clip_ratio_c: float = 3.0
-    loss_agg_mode: str = "token-mean"
-    loss_scale_factor: float | None = None
-    loss_type: Literal["ppo_clip", "reinforce"] = "ppo_clip"
-
-    def __post_init__(self) -> None:
-        AGGREGATIONS.get(self.loss_agg_mode)
-        if not 0 <= self.clip_ratio_low <= 1:
-            raise ValueError(f"clip_ratio_low is {self.clip_ratio_low}: 1 - clip_ratio_low must lie in [0, 1]")
-        if self.clip_ratio_high < 0:
-            raise ValueError(f"clip_ratio_high is {self.clip_ratio_high}: pass 0 or more")
-        if self.clip_ratio_c <= 1:
-            raise ValueError(f"clip_ratio_c is {self.clip_ratio_c}: pass a value above 1, e.g. 3.0")
-        if self.loss_scale_factor is not None and self.loss_scale_factor <= 0:
-            raise ValueError(f"loss_scale_factor is {self.loss_scale_factor}: pass a positive number of tokens")
-        if self.loss_scale_factor is not None and self.loss_agg_mode != "seq-mean-token-sum-norm":
-            raise ValueError(
-                f"loss_scale_factor has no effect with loss_agg_mode {self.loss_agg_mode}: "
-                "leave it out or use seq-mean-token-sum-norm"
-            )
-        if self.loss_type not in ("ppo_clip", "reinforce"):
-            raise ValueError(f"loss_type is {self.loss_type!r}: use ppo_clip or reinforce")
-
-
-@dataclass(frozen=True, eq=False)
-class LossInputs:
-    """What a loss function works on, all [B, T] and 0 outside `kept`; only `logp` carries a gradient.
-
-    Attributes:
-        kept: bool, the trained tokens that rejection left.
-    """
-
-    logp: Tensor
-    prox_logp: Tensor
-    behav_logp: Tensor
-    advantages: Tensor
-    kept: Tensor
-    layout: Layout
-    config: LossConfig
-    correction: Correction | None
-
-    def weights(self, numerator_logp: Tensor) -> Tensor | None:
-        """The importance weights of `correction`, or, without one, numerator / behaviour, untruncated."""
-        if self.correction is None:
-            return importance_weight(numerator_logp - self.behav_logp)
-        weights = self.correction.weights
-        return None if weights is None else masked(weights.detach(), self.kept)
-
-
-LOSSES: Registry[Callable[[LossInputs], tuple[Tensor, Metrics]]] = Registry("loss_mode", entry_points="agentrl.losses")
-"""Functions from `LossInputs` to per-token losses [B, T] and metrics over the kept tokens."""
+__all__ = ["LOSSES", "LossConfig", "LossInputs", "policy_loss"]
 
 
 def policy_loss(
@@ -104,15 +36,26 @@ def policy_loss(
 ) -> tuple[Tensor, Metrics]:
     """This call's share of the policy loss of an optimiser step, and its metrics.
 
-    | loss_mode | loss of a token |
+    | loss_mode | loss of a token, r = exp(logp - prox_logp) |
     |---|---|
-    | `vanilla` | decoupled PPO: w max(-A r, -A clip(r)), dual clip for A < 0, r = exp(logp - prox_logp) |
+    | `vanilla` | decoupled PPO: w max(-A r, -A clip(r)), dual clip for A < 0, arXiv:1707.06347, arXiv:1912.09729 |
     | `bypass_mode`, `ppo_clip` | the same with behav_logp for prox_logp and no weight: r holds it |
     | `bypass_mode`, `reinforce` | -w A logp |
+    | `gspo` | w max(-A s, -A clip(s)), s the geometric mean of r over the sequence, arXiv:2507.18071 |
+    | `geo_mean` | -A g, g the geometric mean over the sequence of r clipped in the logarithm, arXiv:2507.20673 |
+    | `cispo` | -w clip(r) A logp, no gradient through r, arXiv:2506.13585 |
+    | `sapo` | -w A sigmoid(tau (r - 1)) 4 / tau, arXiv:2511.20347 |
+    | `dppo_tv`, `dppo_kl` | -w min(r, c) A logp; 0 where the token moved beyond the clip ratios, arXiv:2602.04879 |
+    | `gpg` | -w A logp, arXiv:2504.02546 |
+    | `clip_cov` | `vanilla` without dual clip; 0 for random tokens of high covariance of A and logp, arXiv:2505.22617 |
+    | `kl_cov` | w (-A r + coef abs(log r)) for the tokens of highest covariance, else -w A r, arXiv:2505.22617 |
+    | `dro` | -w (A logp - beta / 2 (log r)^2), arXiv:2405.19107 |
 
     w comes from `correction`: none where its weights are None. Without a correction w is the full ratio,
     exp(prox_logp - behav_logp), under `reinforce` exp(logp - behav_logp). It never carries a gradient.
-    Rejected tokens (`correction.mask`) leave the sum but not the denominators.
+    Rejected tokens (`correction.mask`) leave the sum but not the denominators. Log ratios are clamped to +-20 nats
+    before `exp`. `clip_cov` and `kl_cov` choose among the tokens of the call, so that they alone depend on how a
+    step is cut into calls.
 
     Args:
         logp: [B, T] log-probs (nats) of the current policy, with gradient.
@@ -129,11 +72,12 @@ def policy_loss(
         the dual clip), `actor/ppo_kl` (mean of -log r), `actor/behav_weight_mean` (w, 1 for no weight).
 
     Raises:
-        ValueError: unknown loss mode, or shapes that differ.
+        ValueError: unknown loss mode, shapes that differ, `gspo` or `sapo` with another aggregation than
+            seq-mean-token-mean, or `dro` without `dro_beta`.
 
-    Source: Schulman et al., arXiv:1707.06347; decoupled: arXiv:2110.00641; dual clip: Ye et al.,
-    arXiv:1912.09729.
+    Source: decoupled PPO: arXiv:2110.00641; of the others see the table.
     """
+    _check(loss_mode, config)
     require_same_shape(
         logp=logp,
         prox_logp=prox_logp,
@@ -170,49 +114,11 @@ def policy_loss(
     return loss, metrics
 
 
-@LOSSES.register("vanilla")
-def _vanilla(inputs: LossInputs) -> tuple[Tensor, Metrics]:
-    return _clipped(inputs, inputs.prox_logp, inputs.weights(inputs.prox_logp))
-
-
-@LOSSES.register("bypass_mode")
-def _bypass_mode(inputs: LossInputs) -> tuple[Tensor, Metrics]:
-    if inputs.config.loss_type == "ppo_clip":
-        return _clipped(inputs, inputs.behav_logp, None)
-    return _reinforce(inputs, inputs.weights(inputs.logp))
-
-
-def _clipped(inputs: LossInputs, anchor_logp: Tensor, weights: Tensor | None) -> tuple[Tensor, Metrics]:
-    """The clipped surrogate around `anchor_logp`, with dual clip, times `weights` [B, T]."""
-    config, advantages = inputs.config, inputs.advantages
-    ratio = _ratio(inputs.logp, anchor_logp)
-    plain = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - config.clip_ratio_low, 1 + config.clip_ratio_high)
-    loss, bound = torch.maximum(plain, clipped), -advantages * config.clip_ratio_c
-    at_bound = (advantages < 0) & (loss > bound)
-    metrics = _metrics(inputs, ratio, weights, clipped > plain, at_bound)
-    loss = torch.where(at_bound, bound, loss)
-    return loss if weights is None else weights * loss, metrics
-
-
-def _reinforce(inputs: LossInputs, weights: Tensor | None) -> tuple[Tensor, Metrics]:
-    loss = -inputs.advantages * inputs.logp
-    never = torch.zeros_like(inputs.kept)
-    metrics = _metrics(inputs, _ratio(inputs.logp, inputs.behav_logp), weights, never, never)
-    return loss if weights is None else weights * loss, metrics
-
-
-def _ratio(logp: Tensor, anchor_logp: Tensor) -> Tensor:
-    """exp(logp - anchor_logp), the exponent clamped to +-20: beyond it the gradient is 0."""
-    return (logp - anchor_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-
-
-def _metrics(inputs: LossInputs, ratio: Tensor, weights: Tensor | None, clipped: Tensor, at_bound: Tensor) -> Metrics:
-    applied = torch.ones_like(ratio) if weights is None else weights
-    return {
-        "actor/ratio_mean": mean_pair(ratio, inputs.kept),
-        "actor/clip_fraction": mean_pair(clipped.float(), inputs.kept),
-        "actor/clip_fraction_c": mean_pair(at_bound.float(), inputs.kept),
-        "actor/ppo_kl": mean_pair(-ratio.log(), inputs.kept),
-        "actor/behav_weight_mean": mean_pair(applied, inputs.kept),
-    }
+def _check(loss_mode: str, config: LossConfig) -> None:
+    if loss_mode in SEQUENCE_MEANS and config.loss_agg_mode != "seq-mean-token-mean":
+        raise ValueError(
+            f"loss_mode {loss_mode} is a mean over sequences: set loss_agg_mode to seq-mean-token-mean, "
+            f"not {config.loss_agg_mode}"
+        )
+    if loss_mode == "dro" and config.dro_beta is None:
+        raise ValueError("loss_mode dro needs dro_beta: pass a positive number")

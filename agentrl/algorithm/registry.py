@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Generic, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -42,11 +42,17 @@ class Registry(Generic[Function]):
         return add
 
     def get(self, name: str) -> Function:
-        """The function registered as `name`, or offered as an entry point of that name.
+        """The function registered as `name`, offered as an entry point of that name, or named by its dotted path,
+        `package.module:function`.
 
         Raises:
             UnknownNameError: no such name.
+            ImportError, AttributeError: a dotted path leads nowhere.
         """
+        module, dotted, attribute = name.partition(":")
+        if dotted:
+            function: Function = getattr(import_module(module), attribute)
+            return function
         if name not in self._functions and self._entry_points:
             for entry_point in metadata.entry_points(group=self._entry_points, name=name):
                 self._functions.setdefault(name, entry_point.load())

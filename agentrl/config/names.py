@@ -5,13 +5,46 @@ They are verl's. `agentrl/algorithm` registers a function under each of them; a 
 
 from __future__ import annotations
 
-ADV_ESTIMATORS = ("grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo")
+ADV_ESTIMATORS = (
+    "gae",
+    "gdpo",
+    "gpg",
+    "grpo",
+    "grpo_passk",
+    "opo",
+    "optimal_token_baseline",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "rloo",
+    "tir_optimal_token_baseline",
+)
 """Values of `algorithm.adv_estimator`."""
 
-GROUP_BASELINES = frozenset({"grpo", "reinforce_plus_plus_baseline", "rloo"})
+GROUP_BASELINES = frozenset(ADV_ESTIMATORS) - {"gae", "reinforce_plus_plus", "remax"}
 """Estimators that compare an episode with the others of its group: a group of one teaches them nothing."""
 
-LOSS_MODES = ("bypass_mode", "vanilla")
+COMPARE_EPISODES = GROUP_BASELINES - {"optimal_token_baseline", "tir_optimal_token_baseline"}
+"""Estimators that compare what whole episodes earned, wherever and in whichever branch. For the others it matters where
+a reward stands."""
+
+NEEDS_PROXIMAL = ("optimal_token_baseline", "tir_optimal_token_baseline")
+"""Estimators that need a forward before the update."""
+
+LOSS_MODES = (
+    "bypass_mode",
+    "cispo",
+    "clip_cov",
+    "dppo_kl",
+    "dppo_tv",
+    "dro",
+    "geo_mean",
+    "gpg",
+    "gspo",
+    "kl_cov",
+    "sapo",
+    "vanilla",
+)
 """Values of `actor.loss_mode`."""
 
 LOSS_AGG_MODES = (
@@ -23,3 +56,37 @@ LOSS_AGG_MODES = (
     "token-sum",
 )
 """Values of `actor.loss_agg_mode`."""
+
+SEQUENCE_MEANS = ("gspo", "sapo")
+"""Losses that only exist as a mean over sequences of means over tokens."""
+
+CLIPPING = ("vanilla", "bypass_mode", "gspo", "geo_mean", "cispo", "dppo_tv", "dppo_kl", "clip_cov")
+"""Losses with a clip range."""
+
+DUAL_CLIPPING = ("vanilla", "bypass_mode", "dppo_tv", "dppo_kl")
+"""Losses that read `actor.clip_ratio_c`."""
+
+LOSS_CONSTANTS = {
+    "tau_pos": "sapo",
+    "tau_neg": "sapo",
+    "clip_cov_ratio": "clip_cov",
+    "clip_cov_lb": "clip_cov",
+    "clip_cov_ub": "clip_cov",
+    "kl_cov_ratio": "kl_cov",
+    "ppo_kl_coef": "kl_cov",
+    "dro_beta": "dro",
+}
+"""Keys of `actor` that one loss alone reads."""
+
+ESTIMATOR_CONSTANTS = {
+    "norm_adv_by_std_in_grpo": ("grpo", "grpo_passk", "gdpo"),
+    "gamma": ("gae", "reinforce_plus_plus"),
+    "lam": ("gae",),
+    "gae_timestep": ("gae",),
+    "gdpo_reward_keys": ("gdpo",),
+    "gdpo_reward_weights": ("gdpo",),
+}
+"""Keys of `algorithm` that only these estimators read."""
+
+KL_ESTIMATES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+"""Values of `actor.kl_loss_type`, which may end with a `+`."""

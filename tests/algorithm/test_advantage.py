@@ -8,13 +8,25 @@ import torch
 
 from agentrl.algorithm import AdvantageConfig, Layout, UnknownNameError, compute_advantages, group_scores
 
-GROUP_ESTIMATORS = ["grpo", "rloo", "reinforce_plus_plus_baseline"]
-ESTIMATORS = [*GROUP_ESTIMATORS, "reinforce_plus_plus"]
+GROUP_ESTIMATORS = ["grpo", "gdpo", "gpg", "opo", "rloo", "reinforce_plus_plus_baseline"]
+OPTIMAL_BASELINES = ["optimal_token_baseline", "tir_optimal_token_baseline"]
+ESTIMATORS = [*GROUP_ESTIMATORS, *OPTIMAL_BASELINES, "grpo_passk", "reinforce_plus_plus", "gae", "remax"]
 
 
 def advantages(estimator, rewards, mask, layout, **config) -> torch.Tensor:
+    """With a critic that knows nothing, a greedy reward of 0 and a single part of the reward."""
+    values = torch.where(mask > 0, torch.zeros_like(rewards), torch.nan)
     result, _ = compute_advantages(
-        estimator, token_rewards=rewards, mask=mask, layout=layout, config=AdvantageConfig(**config)
+        estimator,
+        token_rewards=rewards,
+        mask=mask,
+        layout=layout,
+        config=AdvantageConfig(**config),
+        values=values if estimator == "gae" else None,
+        logp=values - 1 if estimator in OPTIMAL_BASELINES else None,
+        sum_pi_squared=values + 0.5 if estimator in OPTIMAL_BASELINES else None,
+        baselines=torch.zeros(layout.sequences) if estimator == "remax" else None,
+        reward_parts={"answer": rewards} if estimator == "gdpo" else None,
     )
     return result
 
@@ -26,7 +38,7 @@ def outcomes(scores, dtype=torch.float32, length=3) -> tuple[torch.Tensor, torch
     return rewards, torch.ones_like(rewards)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", [*GROUP_ESTIMATORS, "grpo_passk", "reinforce_plus_plus", "gae"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("reward", [0.1, 0.3, 1 / 3, 0.0, 1.0])
 def test_equal_rewards_give_exactly_zero(estimator, dtype, reward):
@@ -79,18 +91,19 @@ def test_a_member_without_trained_tokens_is_in_no_statistic():
     assert scores.size.tolist() == [3] * 4
 
 
-@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
+@pytest.mark.parametrize("estimator", [*GROUP_ESTIMATORS, *OPTIMAL_BASELINES, "grpo_passk"])
 def test_a_singleton_has_no_baseline_and_weight_zero(estimator):
     rewards, mask = outcomes([1.0, 1.0, 0.0], torch.float64)
     layout = Layout.rows(mask, group=[0, 1, 1])
     result = advantages(estimator, rewards, mask, layout)
-    assert not result[0].any() and result[1:].all()
+    assert not result[0].any() and result[1:].any()
     assert group_scores(rewards, mask, layout).has_baseline.tolist() == [False, True, True]
 
 
-def test_reinforce_plus_plus_trains_singletons():
-    rewards, mask = outcomes([1.0, 0.0], torch.float64)
-    assert advantages("reinforce_plus_plus", rewards, mask, Layout.rows(mask)).all()
+@pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus", "remax"])
+def test_estimators_without_a_group_train_singletons(estimator):
+    rewards, mask = outcomes([1.0, 0.25], torch.float64)
+    assert advantages(estimator, rewards, mask, Layout.rows(mask)).all()
 
 
 def test_an_episode_counts_once_however_many_branches_it_has():
@@ -140,7 +153,7 @@ def test_masked_rewards_are_not_read(estimator):
         assert torch.equal(result, expected)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", [*GROUP_ESTIMATORS, "reinforce_plus_plus", "gae", "remax"])
 def test_as_many_advantages_as_trained_tokens_none_shifted(estimator):
     """Tokens [P, R1, R2] and a one-token response: each trained token has its own advantage."""
     mask = torch.tensor([[0, 1, 1], [0, 1, 0]])
@@ -175,3 +188,25 @@ def test_errors_name_what_is_wrong():
         )
     with pytest.raises(ValueError, match="gamma is 2"):
         AdvantageConfig(gamma=2)
+    with pytest.raises(ValueError, match="lam is -1"):
+        AdvantageConfig(lam=-1)
+    with pytest.raises(ValueError, match="gae_timestep is 'step'"):
+        AdvantageConfig(gae_timestep="step")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "missing"),
+    [
+        ("gae", "values"),
+        ("remax", "baselines"),
+        ("gdpo", "reward_parts"),
+        ("optimal_token_baseline", "logp"),
+        ("tir_optimal_token_baseline", "logp"),
+    ],
+)
+def test_an_estimator_says_what_it_needs(estimator, missing):
+    rewards, mask = outcomes([1.0, 0.0])
+    with pytest.raises(ValueError, match=f"adv_estimator {estimator} needs {missing}"):
+        compute_advantages(
+            estimator, token_rewards=rewards, mask=mask, layout=Layout.rows(mask), config=AdvantageConfig()
+        )

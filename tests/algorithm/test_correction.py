@@ -187,3 +187,20 @@ def test_the_mask_keeps_its_dtype(kind):
     config = RolloutCorrectionConfig.model_validate({"rollout_rs": "token_k2", "rollout_rs_threshold": 1})
     result = rollout_correction(prox_logp=ones, behav_logp=ones, mask=ones.to(kind), config=config)
     assert result.mask.dtype == kind and result.mask.all()
+
+
+@pytest.mark.parametrize(
+    ("threshold", "kept"), [(2.0, [1, 1, 1, 1]), (0.5, [1, 0, 1, 1]), (0.2, [1, 0, 1, 0]), (1e-9, [1, 0, 0, 0])]
+)
+def test_the_second_moment_is_brought_below_its_threshold(threshold, kept):
+    """Squares 0.01, 4, 0.25 and 1; the smallest two have a mean of 0.13, three of 0.42, all of 1.315."""
+    log_ratio = torch.tensor([[0.1, 2.0, 0.5, -1.0, torch.nan]], dtype=torch.float64)
+    result = rollout_correction(
+        prox_logp=log_ratio,
+        behav_logp=torch.zeros_like(log_ratio),
+        mask=torch.tensor([[1, 1, 1, 1, 0]]),
+        config=RolloutCorrectionConfig.model_validate({"rollout_is": None, "m2_threshold": threshold}),
+    )
+    assert result.mask.tolist() == [[*kept, 0]]
+    rejected, count = result.metrics["mismatch/rejected_fraction"]
+    assert (rejected / count).item() == pytest.approx(1 - sum(kept) / 4)

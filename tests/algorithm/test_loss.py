@@ -1,6 +1,7 @@
 """Policy losses: golden values, a plain Python re-computation, masks and rejection."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -15,17 +16,26 @@ from agentrl.algorithm import (
     rollout_correction,
     summarise,
 )
+from agentrl.algorithm.loss import SEQUENCE_MEANS
+from agentrl.config.names import LOSS_MODES
 
-KINDS = [("vanilla", "ppo_clip"), ("bypass_mode", "ppo_clip"), ("bypass_mode", "reinforce")]
+KINDS = [(mode, "ppo_clip") for mode in LOSS_MODES] + [("bypass_mode", "reinforce")]
 
 
 def row(*values: float) -> torch.Tensor:
     return torch.tensor([values], dtype=torch.float64)
 
 
+def needed(loss_mode) -> dict[str, Any]:
+    """What a loss can't do without."""
+    means = {"loss_agg_mode": "seq-mean-token-mean"} if loss_mode in SEQUENCE_MEANS else {}
+    return means | ({"dro_beta": 0.5} if loss_mode == "dro" else {})
+
+
 def evaluate(loss_mode, logp, prox, behav, advantages, mask=None, correction=None, totals=None, **config):
     """(loss, gradient of logp, metrics)."""
     logp = logp.clone().requires_grad_()
+    config = needed(loss_mode) | config
     loss, metrics = policy_loss(
         loss_mode,
         logp=logp,
@@ -249,7 +259,7 @@ def test_only_logp_has_a_gradient():
             behav_logp=behav,
             advantages=advantages,
             mask=row(1),
-            config=LossConfig(loss_type=loss_type),  # type: ignore[arg-type]
+            config=LossConfig(**{"loss_type": loss_type, **needed(loss_mode)}),
         )
         loss.backward()
         assert not any(tensor.requires_grad for pair in metrics.values() for tensor in pair)
@@ -266,6 +276,10 @@ def test_only_logp_has_a_gradient():
         ({"loss_scale_factor": 10.0}, "no effect"),
         ({"loss_scale_factor": 0.0, "loss_agg_mode": "seq-mean-token-sum-norm"}, "positive"),
         ({"loss_type": "ppo"}, "loss_type"),
+        ({"tau_neg": 0.0}, "tau_neg"),
+        ({"clip_cov_ratio": -1.0}, "clip_cov_ratio"),
+        ({"clip_cov_lb": 6.0}, "clip_cov_lb"),
+        ({"dro_beta": 0.0}, "dro_beta"),
     ],
 )
 def test_a_wrong_constant_is_refused_by_name(fields, message):

@@ -1,0 +1,122 @@
+"""Two processes, each with its own share of the sequences, have the loss and gradients of one."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from agentrl.algorithm import (
+    Correction,
+    Layout,
+    LossConfig,
+    Totals,
+    branch_weights,
+    merge,
+    policy_loss,
+    summarise,
+    value_loss,
+)
+from agentrl.algorithm.aggregate import AGGREGATIONS
+
+ROWS, LENGTH = 7, 9
+LOSSES = ("vanilla", "gspo", "geo_mean", "cispo", "sapo", "dppo_tv", "dppo_kl", "gpg", "dro", "bypass_mode")
+
+
+def problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values `[5, ROWS, LENGTH]`, mask and episodes; episodes lie on one rank."""
+    generator = torch.Generator().manual_seed(7)
+    values = torch.randn(5, ROWS, LENGTH, generator=generator, dtype=torch.float64)
+    mask = (torch.rand(ROWS, LENGTH, generator=generator) > 0.4).double()
+    return values, mask, torch.tensor([0, 0, 1, 2, 2, 2, 3])
+
+
+def cases() -> list[tuple[str, str]]:
+    sequences = ("gspo", "sapo")
+    return [("vanilla", mode) for mode in AGGREGATIONS.names()] + [
+        (loss, "seq-mean-token-mean" if loss in sequences else "token-mean") for loss in LOSSES[1:]
+    ]
+
+
+def shares(rows: slice, totals: Totals | None) -> tuple[dict[str, Any], Totals]:
+    """Loss, gradient and metrics of every case on some rows, and what those rows count."""
+    values, mask, episode = (part[..., rows, :] if part.dim() > 1 else part[rows] for part in problem())
+    plain = Layout.rows(mask, episode=episode)
+    weights = branch_weights("token", mask, plain)
+    layout = Layout(plain.sequence, plain.episode, plain.group, weight=weights)
+    results: dict[str, Any] = {}
+    for loss_mode, aggregation in cases():
+        logp = values[0].clone().requires_grad_()
+        scale = 5.0 if aggregation == "seq-mean-token-sum-norm" else None
+        loss, metrics = policy_loss(
+            loss_mode,
+            logp=logp,
+            prox_logp=values[0] + 0.2 * values[1],
+            behav_logp=values[2],
+            advantages=values[3],
+            mask=mask,
+            config=LossConfig(loss_agg_mode=aggregation, loss_scale_factor=scale, dro_beta=0.5),
+            layout=layout,
+            correction=Correction(values[4].exp(), mask, {}),
+            totals=totals,
+        )
+        loss.backward()
+        results[f"{loss_mode} {aggregation}"] = (loss.detach(), logp.grad, metrics)
+    predicted = values[0].clone().requires_grad_()
+    loss, metrics = value_loss(
+        values=predicted,
+        old_values=values[1],
+        returns=values[2],
+        mask=mask,
+        cliprange_value=0.5,
+        layout=layout,
+        totals=totals,
+    )
+    loss.backward()
+    results["value"] = (loss.detach(), predicted.grad, metrics)
+    return results, Totals.count(mask, layout)
+
+
+def work(rank: int, store: str, results: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    rows = slice(0, 3) if rank == 0 else slice(3, ROWS)
+    _, own = shares(rows, None)
+    counts = torch.tensor([float(own.tokens), float(own.sequences), float(own.episodes)], dtype=torch.float64)
+    dist.all_reduce(counts)
+    found, _ = shares(rows, Totals(*counts))
+    summed: dict[str, Any] = {}
+    for name, (loss, gradient, metrics) in found.items():
+        whole = torch.zeros(ROWS, LENGTH, dtype=torch.float64)
+        whole[rows] = gradient
+        pairs = torch.stack([torch.stack([a.double(), b.double()]) for a, b in metrics.values()])
+        for tensor in (loss, whole, pairs):
+            dist.all_reduce(tensor)
+        summed[name] = (loss.tolist(), whole.tolist(), dict(zip(metrics, pairs.tolist(), strict=True)))
+    if rank == 0:
+        results.put(summed)
+    dist.destroy_process_group()
+
+
+def test_two_ranks_are_one(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    processes = [context.Process(target=work, args=(rank, str(tmp_path / "store"), results)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    found = results.get(timeout=120)
+    for process in processes:
+        process.join(timeout=60)
+        assert process.exitcode == 0
+    _, totals = shares(slice(0, ROWS), None)
+    expected, _ = shares(slice(0, ROWS), totals)
+    assert found.keys() == expected.keys()
+    for name, (loss, gradient, metrics) in expected.items():
+        assert found[name][0] == pytest.approx(loss.item(), rel=1e-7), name  # shares of branches are single precision
+        torch.testing.assert_close(torch.tensor(found[name][1], dtype=torch.float64), gradient, rtol=1e-7, atol=1e-12)
+        averages = {key: total / count for key, (total, count) in found[name][2].items()}
+        assert averages == pytest.approx(summarise(merge([metrics])), rel=1e-6), name
