@@ -7,7 +7,7 @@ from agentrl.config.errors import ConfigError, Problem
 from agentrl.config.keys import known_keys
 from agentrl.config.layers import preset_names
 from agentrl.config.load import load_config
-from agentrl.config.notes import config_notes
+from agentrl.config.notes import config_notes, update_path
 from agentrl.config.schema import RunConfig
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "known_keys",
     "load_config",
     "preset_names",
+    "update_path",
 ]

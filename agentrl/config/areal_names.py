@@ -38,6 +38,11 @@ def dual_clip(value: Any) -> Any:
     return value
 
 
+def off_if_token(value: Any) -> Any:
+    """Of `gae_timestep_unit`: AReaL's default is the default here."""
+    return NOT_GIVEN if value == "token" else value
+
+
 AREAL: tuple[Row, ...] = (
     # model and data
     Renamed("actor.path", ("model.path",)),
@@ -69,6 +74,13 @@ AREAL: tuple[Row, ...] = (
     Renamed("eval_gconfig.top_k", ("val.top_k",), all_if_huge),
     # update
     Renamed("actor.c_clip", ("actor.clip_ratio_c",), dual_clip, takes_null=True),
+    Renamed("actor.reward_bias", ("algorithm.reward_bias",)),
+    Renamed("actor.reward_scaling", ("algorithm.reward_scaling",)),
+    Renamed("actor.reward_clip", ("algorithm.reward_clip",)),
+    Renamed("actor.discount", ("algorithm.gamma",)),
+    Renamed("actor.gae_lambda", ("algorithm.lam",)),
+    Renamed("actor.gae_timestep_unit", ("algorithm.gae_timestep",), off_if_token),
+    Renamed("actor.m2_threshold", ("algorithm.rollout_correction.m2_threshold",)),
     Renamed("actor.mb_spec.max_tokens_per_mb", ("actor.ppo_max_token_len_per_gpu",)),
     Renamed("actor.optimizer.lr", ("actor.optim.lr",)),
     Renamed("actor.optimizer.weight_decay", ("actor.optim.weight_decay",)),
@@ -76,6 +88,13 @@ AREAL: tuple[Row, ...] = (
     Renamed("actor.optimizer.min_lr_ratio", ("actor.optim.min_lr_ratio",)),
     Renamed("actor.optimizer.warmup_steps", ("actor.optim.lr_warmup_steps",)),
     Renamed("actor.optimizer.gradient_clipping", ("actor.grad_clip",)),
+    Renamed("critic.eps_clip", ("critic.cliprange_value",)),
+    Renamed("critic.optimizer.lr", ("critic.optim.lr",)),
+    Renamed("critic.optimizer.weight_decay", ("critic.optim.weight_decay",)),
+    Renamed("critic.optimizer.lr_scheduler_type", ("critic.optim.lr_scheduler_type",)),
+    Renamed("critic.optimizer.min_lr_ratio", ("critic.optim.min_lr_ratio",)),
+    Renamed("critic.optimizer.warmup_steps", ("critic.optim.lr_warmup_steps",)),
+    Renamed("critic.optimizer.gradient_clipping", ("critic.grad_clip",)),
     # run
     Renamed("experiment_name", ("trainer.experiment_name",)),
     Renamed("cluster.fileroot", ("trainer.output_dir",)),
@@ -101,21 +120,10 @@ AREAL: tuple[Row, ...] = (
     Fixed("actor.init_from_scratch", (False,), "training starts from model.path"),
     Fixed("actor.disable_dropout", (True,), "rollout and training must be the same function"),
     Fixed("actor.gradient_checkpointing", (False,), "activations are kept"),
-    Fixed("actor.use_lora", (False,), "there is no LoRA yet"),
     Fixed("actor.optimizer.type", ("adam",), "the optimiser is AdamW"),
     Fixed("actor.optimizer.eps", (1e-8,), "AdamW's epsilon is 1e-8"),
     Fixed("actor.optimizer.warmup_steps_proportion", (0,), "the warm-up is actor.optim.lr_warmup_steps long"),
-    Fixed("actor.kl_ctl", (0,), "there is no KL term yet"),
-    Fixed("actor.reward_scaling", (1,), "rewards are taken as they are"),
-    Fixed("actor.reward_bias", (0,), "rewards are taken as they are"),
-    Fixed("actor.overlong_reward_penalty", (False,), "rewards are taken as they are"),
     Fixed("actor.mask_no_eos_with_zero", (False,), "rollout.on_truncation says whether cut episodes are trained"),
-    Fixed("actor.discount", (1,), "rewards are not discounted"),
-    Fixed("actor.gae_lambda", (1,), "there is no GAE"),
-    Fixed("actor.m2_threshold", (None,), "there is no M2PO"),
-    Fixed("actor.importance_sampling_level", ("token",), "the clipped ratio is a token's"),
-    Fixed("actor.use_sapo_loss", (False,), "actor.loss_mode chooses the loss"),
-    Fixed("actor.use_cispo_loss", (False,), "actor.loss_mode chooses the loss"),
     Fixed(
         "async_training",
         (True,),
@@ -166,17 +174,30 @@ AREAL: tuple[Row, ...] = (
     Absent("actor.archon", "there is one trainer rank"),
     Absent("actor.scheduling_spec", "agentrl starts its processes itself"),
     Absent("actor.weight_update_mode", "weights go through shared memory (weights.bucket_mb)"),
-    Absent("actor.reward_norm", "algorithm.adv_estimator says how episodes are compared: grpo, rloo, ..."),
-    Absent(
-        "actor.adv_norm", "algorithm.adv_estimator says how episodes are compared: reinforce_plus_plus whitens, ..."
-    ),
     Absent("actor.group_reward_norm", "algorithm.adv_estimator says how episodes are compared: grpo, rloo, ..."),
-    Absent("actor.reward_clip", "rewards are taken as they are"),
-    Absent("actor.kl_estimator", "there is no KL term yet"),
-    Absent("actor.overlong_tokens", "rewards are taken as they are"),
-    Absent("actor.overlong_penalty_factor", "rewards are taken as they are"),
     Absent("actor.log_agent_stats", "metrics of the environment are logged by themselves"),
-    Absent("ref", "there is no KL term yet, and so no reference policy"),
+    Absent("ref", "the reference policy is the untrained one (algorithm.use_kl_in_reward)"),
+    Fixed("critic.init_from_scratch", (False,), "the critic starts from critic.path"),
+    Fixed("critic.disable_dropout", (True,), "values must not depend on chance"),
+    Fixed("critic.gradient_checkpointing", (False,), "activations are kept"),
+    Fixed("critic.optimizer.type", ("adam",), "the optimiser is AdamW"),
+    Fixed("critic.optimizer.eps", (1e-8,), "AdamW's epsilon is 1e-8"),
+    Fixed("critic.optimizer.warmup_steps_proportion", (0,), "the warm-up is critic.optim.lr_warmup_steps long"),
+    Absent("critic.optimizer.beta1", "critic.optim.betas holds both"),
+    Absent("critic.optimizer.beta2", "critic.optim.betas holds both"),
+    Absent("critic.experiment_name", "trainer.experiment_name names the run"),
+    Absent("critic.trial_name", "every run gets a folder of its own below trainer.experiment_name"),
+    Absent("critic.backend", "there is one trainer rank, on trainer.device"),
+    Absent("critic.attn_impl", "sequences are packed, with an attention of agentrl's own"),
+    Absent("critic.dtype", "model.dtype counts for both"),
+    Absent("critic.mb_spec", "actor.ppo_max_token_len_per_gpu counts for all forwards"),
+    Absent("critic.ppo_n_minibatches", "both are updated on actor.ppo_mini_batch_size groups at a time"),
+    Absent("critic.fsdp", "there is one trainer rank"),
+    Absent("critic.megatron", "there is one trainer rank"),
+    Absent("critic.scheduling_spec", "agentrl starts its processes itself"),
+    Absent("critic.weight_update_mode", "a critic is not published"),
+    Fixed("actor.peft_type", ("lora",), "adapters are LoRA's"),
+    Absent("rollout.use_lora", "engines get merged weights (model.lora_rank)"),
     Absent("teacher", "there is no distillation"),
     Absent("sglang", "rollout holds all keys of an engine"),
     Absent("vllm", "rollout holds all keys of an engine"),

@@ -20,7 +20,7 @@ def find_problems(config: RunConfig) -> list[Problem]:
     if unnamed:  # their keys have no dotted names
         return unnamed
     ignored = (problem for problem in ignored_keys(config) if given(config, problem.key))
-    rules = (_tasks, _names, _sampling, _rollout, _validation, _update, _run)
+    rules = (_tasks, _names, _sampling, _rollout, _validation, _credit, _update, _run)
     return [*(problem for rule in rules for problem in rule(config)), *ignored]
 
 
@@ -29,27 +29,31 @@ def _names(config: RunConfig) -> Iterator[Problem]:
     yield from _known_name("algorithm.adv_estimator", algorithm.adv_estimator, names.ADV_ESTIMATORS, "advantages")
     yield from _known_name("actor.loss_mode", actor.loss_mode, names.LOSS_MODES, "losses")
     yield from _known_name("actor.loss_agg_mode", actor.loss_agg_mode, names.LOSS_AGG_MODES)
+    yield from _known_name("critic.loss_agg_mode", config.critic.loss_agg_mode, names.LOSS_AGG_MODES)
 
 
 def _known_name(key: str, value: str, own: Iterable[str], plugins: str = "") -> Iterator[Problem]:
     """`value` must be one of agentrl's own names, or an entry point of the group `agentrl.<plugins>`."""
-    if value in own:
+    if value in own or (plugins and ":" in value):
         return
     installed = entry_points(group=f"agentrl.{plugins}").names if plugins else ()
     known = sorted({*own, *installed})
     if value not in known:
         near = get_close_matches(value, known, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        yield Problem(key, f"{value!r} is not known", f"{hint}known: {', '.join(known)}")
+        dotted = ", or package.module:function" if plugins else ""
+        yield Problem(key, f"{value!r} is not known", f"{hint}known: {', '.join(known)}{dotted}")
 
 
 def _rollout(config: RunConfig) -> Iterator[Problem]:
     rollout, estimator = config.rollout, config.algorithm.adv_estimator
-    if rollout.max_concurrent < rollout.n:
+    if rollout.max_concurrent < config.episodes_per_group:
+        greedy = " and the greedy one of algorithm.adv_estimator = remax" if config.plays_greedy else ""
+        most = rollout.max_concurrent - config.plays_greedy
         yield Problem(
             "rollout.max_concurrent",
-            f"is {rollout.max_concurrent}, below rollout.n = {rollout.n}: not one group of episodes would fit",
-            f"set rollout.max_concurrent to {rollout.n} or more, or rollout.n to {rollout.max_concurrent} or less",
+            f"is {rollout.max_concurrent}, below rollout.n = {rollout.n}{greedy}: not one group of episodes would fit",
+            f"set rollout.max_concurrent to {config.episodes_per_group} or more, or rollout.n to {most} or less",
             others=("rollout.n",),
         )
     if config.max_lag < config.eta:
@@ -161,21 +165,102 @@ def _update(config: RunConfig) -> Iterator[Problem]:
             others=("actor.proximal",),
         )
     correction = config.algorithm.rollout_correction
-    if (actor.proximal, correction.loss_type) == ("bypass", "reinforce") and correction.rollout_is_batch_normalize:
+    if actor.proximal != "recompute":
+        over_a_step = {
+            "rollout_is_batch_normalize": correction.rollout_is_batch_normalize,
+            "m2_threshold": correction.m2_threshold is not None,
+        }
+        for key in (key for key, used in over_a_step.items() if used):
+            yield Problem(
+                f"algorithm.rollout_correction.{key}",
+                f"is given, but with actor.proximal = {actor.proximal} the ratios of one micro-batch at a time are "
+                "known: the loss would depend on actor.ppo_max_token_len_per_gpu",
+                "remove it, or set actor.proximal to recompute",
+                others=("actor.proximal",),
+            )
+    yield from _loss(config)
+    for section, optim in (("actor", actor.optim), ("critic", config.critic.optim)):
+        if optim.lr_scheduler_type != "constant" and config.trainer.total_steps is None:
+            yield Problem(
+                f"{section}.optim.lr_scheduler_type",
+                f"is {optim.lr_scheduler_type}, but without trainer.total_steps the end of the decay is not known",
+                f"set trainer.total_steps, or {section}.optim.lr_scheduler_type to constant",
+                others=("trainer.total_steps",),
+            )
+    warmup, steps = config.trainer.critic_warmup, config.trainer.total_steps
+    if steps is not None and warmup >= steps:
         yield Problem(
-            "algorithm.rollout_correction.rollout_is_batch_normalize",
-            "is true, but with actor.proximal = bypass the weights are those of one micro-batch at a time: the loss "
-            "would depend on actor.ppo_max_token_len_per_gpu",
-            "set it to false, or actor.proximal to recompute",
+            "trainer.critic_warmup",
+            f"is {warmup}, and trainer.total_steps = {steps}: the policy would never be trained",
+            f"set trainer.critic_warmup to {steps - 1} or less",
+            others=("trainer.total_steps",),
+        )
+
+
+def _loss(config: RunConfig) -> Iterator[Problem]:
+    actor = config.actor
+    if actor.loss_mode in names.SEQUENCE_MEANS and actor.loss_agg_mode != "seq-mean-token-mean":
+        yield Problem(
+            "actor.loss_agg_mode",
+            f"is {actor.loss_agg_mode}, but actor.loss_mode = {actor.loss_mode} is a mean over sequences",
+            "set actor.loss_agg_mode to seq-mean-token-mean",
+            others=("actor.loss_mode",),
+        )
+    if actor.loss_mode == "dro" and actor.dro_beta is None:
+        yield Problem(
+            "actor.dro_beta",
+            "is required by actor.loss_mode = dro",
+            "set it to a positive number, e.g. 0.1",
+            others=("actor.loss_mode",),
+        )
+    if actor.clip_cov_lb >= actor.clip_cov_ub:
+        yield Problem(
+            "actor.clip_cov_lb",
+            f"is {actor.clip_cov_lb:g}, not below actor.clip_cov_ub = {actor.clip_cov_ub:g}: no token lies between",
+            f"set actor.clip_cov_lb below {actor.clip_cov_ub:g}",
+            others=("actor.clip_cov_ub",),
+        )
+    if actor.kl_loss_type.removesuffix("+") not in names.KL_ESTIMATES:
+        yield Problem(
+            "actor.kl_loss_type",
+            f"{actor.kl_loss_type!r} is not known",
+            f"set actor.kl_loss_type to one of {', '.join(names.KL_ESTIMATES)}, with or without a trailing +",
+        )
+
+
+def _credit(config: RunConfig) -> Iterator[Problem]:
+    algorithm = config.algorithm
+    if algorithm.adv_estimator in names.NEEDS_PROXIMAL and config.actor.proximal != "recompute":
+        yield Problem(
+            "algorithm.adv_estimator",
+            f"is {algorithm.adv_estimator}, which needs the policy's whole distributions before the update, but "
+            f"actor.proximal = {config.actor.proximal} makes no forward for them",
+            "set actor.proximal to recompute, or algorithm.adv_estimator to grpo",
             others=("actor.proximal",),
         )
-    schedule = actor.optim.lr_scheduler_type
-    if schedule != "constant" and config.trainer.total_steps is None:
+    if config.plays_greedy and algorithm.reward_norm is not None:
         yield Problem(
-            "actor.optim.lr_scheduler_type",
-            f"is {schedule}, but without trainer.total_steps the end of the decay is not known",
-            "set trainer.total_steps, or actor.optim.lr_scheduler_type to constant",
-            others=("trainer.total_steps",),
+            "algorithm.reward_norm",
+            "is given, but algorithm.adv_estimator = remax compares rewards with that of a greedy episode, which is in "
+            "none of the statistics",
+            "remove it, or normalise with algorithm.adv_norm",
+            others=("algorithm.adv_estimator",),
+        )
+    keys, weights = algorithm.gdpo_reward_keys, algorithm.gdpo_reward_weights
+    if algorithm.adv_estimator == "gdpo" and weights and len(weights) != len(keys):
+        yield Problem(
+            "algorithm.gdpo_reward_weights",
+            f"has {len(weights)} numbers for the {len(keys)} names of algorithm.gdpo_reward_keys",
+            "give algorithm.gdpo_reward_weights one number for each name, or remove it",
+            others=("algorithm.gdpo_reward_keys",),
+        )
+    buffer, longest = algorithm.overlong_buffer_len, config.data.max_response_length
+    if buffer is not None and buffer > longest:
+        yield Problem(
+            "algorithm.overlong_buffer_len",
+            f"is {buffer}, more than data.max_response_length = {longest}: even an empty answer would lose reward",
+            f"set it to {longest} or less",
+            others=("data.max_response_length",),
         )
 
 

@@ -94,6 +94,11 @@ class RolloutCorrectionConfig(BaseModel):
         description="One bound per statistic of `rollout_rs`, or one for all. k1: a band [lo, hi] on r, a "
         "number c meaning [1/c, c]. k2, k3: an upper bound in nats. verl's strings are read. Default null.",
     )
+    m2_threshold: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="M2PO: leave out the tokens of largest l^2 until the mean l^2 of an optimiser step's others is "
+        "below this, in nats^2; at least one stays. Default null: none.",
+    )
     bypass_mode: bool = Field(
         default=False,
         description="verl's name for `actor.proximal`, and read as it: true is `bypass` (the recorded log-probs are "

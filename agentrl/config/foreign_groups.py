@@ -9,7 +9,7 @@ from typing import Any, Protocol, get_args
 
 from agentrl.config.foreign import show
 from agentrl.config.schema import ActorConfig
-from agentrl.config.verl_names import ACTOR
+from agentrl.config.verl_names import ACTOR, MODEL
 
 
 class Contradiction(Exception):
@@ -279,6 +279,127 @@ def _betas(view: View) -> Mapping[str, Any]:
     }
 
 
+VERL_LORA = tuple(f"{MODEL}.{name}" for name in ("lora_rank", "lora_alpha", "target_modules"))
+
+
+def _verl_lora(view: View) -> Mapping[str, Any]:
+    """A rank of 0 is none, whatever stands beside it."""
+    values = {f"model.{name.rpartition('.')[2]}": view.foreign(name) for name in VERL_LORA}
+    given = {key: value for key, value in values.items() if value is not None}
+    return given if given.get("model.lora_rank") != 0 else {}
+
+
+VERL_KL = tuple(f"{ACTOR}.{name}" for name in ("use_kl_loss", "kl_loss_coef", "kl_loss_type"))
+
+
+def _verl_kl(view: View) -> Mapping[str, Any]:
+    """verl's switch, and what only counts with it."""
+    used, details = _flag(view, VERL_KL[0]), VERL_KL[1:]
+    if not used:
+        return {}
+    values = {f"actor.{name.rpartition('.')[2]}": view.foreign(name) for name in details}
+    return {"actor.use_kl_loss": True} | {key: value for key, value in values.items() if value is not None}
+
+
+NORMS = ("actor.reward_norm", "actor.adv_norm")
+
+
+def _norms(view: View) -> Mapping[str, Any]:
+    """AReaL has no estimators: an advantage is the normalised reward. That is GRPO, Dr.GRPO or RLOO by its settings."""
+    reward, advantage = (_norm(view, name) for name in NORMS)
+    keys: dict[str, Any] = {} if advantage is None else {"algorithm.adv_norm": advantage}
+    if reward is None:
+        return keys
+    if view.given("algorithm.adv_estimator") is not None:
+        return {"algorithm.reward_norm": reward, **keys}
+    levels = (reward.get("mean_level", "batch"), reward.get("std_level", "batch"), bool(reward.get("mean_leave1out")))
+    known = {
+        ("group", "group", False): {"algorithm.adv_estimator": "grpo"},
+        ("group", None, False): {"algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std_in_grpo": False},
+        ("group", None, True): {"algorithm.adv_estimator": "rloo"},
+    }
+    if levels not in known:
+        raise Contradiction(
+            (NORMS[0],),
+            "normalises rewards as no estimator does",
+            "set algorithm.adv_estimator too (reinforce_plus_plus whitens what follows a token), which then gets the "
+            "rewards normalised so",
+        )
+    return {**known[levels], **keys}
+
+
+def _norm(view: View, name: str) -> dict[str, Any] | None:
+    value = view.foreign(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise Contradiction((name,), f"expected a section or null; got {value!r}", "write mean_level, std_level, ...")
+    # Groups are those that were played together.
+    return None if value is None else {key: own for key, own in value.items() if key != "group_size"}
+
+
+LORA = ("actor.use_lora", "actor.lora_rank", "actor.lora_alpha", "actor.target_modules")
+
+
+def _lora(view: View) -> Mapping[str, Any]:
+    """AReaL's switch, and what only counts with it."""
+    used, details = _flag(view, LORA[0]), {name: view.foreign(name) for name in LORA[1:]}
+    if not used:
+        return {}
+    given = {f"model.{name.partition('.')[2]}": value for name, value in details.items() if value not in (None, [])}
+    return {"model.lora_rank": 32, **given}
+
+
+KL = ("actor.kl_ctl", "actor.kl_estimator")
+
+
+def _kl(view: View) -> Mapping[str, Any]:
+    """AReaL takes the penalty off the reward; a coefficient of 0 takes nothing."""
+    coefficient, estimator = (view.foreign(name) for name in KL)
+    if not coefficient:
+        return {}
+    return {
+        "algorithm.use_kl_in_reward": True,
+        "algorithm.kl_ctrl.kl_coef": coefficient,
+        "algorithm.kl_penalty": estimator or "k1",
+    }
+
+
+OVERLONG = ("actor.overlong_reward_penalty", "actor.overlong_tokens", "actor.overlong_penalty_factor")
+
+
+def _overlong(view: View) -> Mapping[str, Any]:
+    used, tokens, factor = _flag(view, OVERLONG[0]), *(view.foreign(name) for name in OVERLONG[1:])
+    if not used:
+        return {}
+    for name, value in zip(OVERLONG[1:], (tokens, factor), strict=True):
+        if value is None:
+            raise Contradiction((OVERLONG[0], name), f"is true, but {name} is not given", f"set {name}")
+    return {"algorithm.overlong_buffer_len": tokens, "algorithm.overlong_penalty_factor": factor}
+
+
+LEVEL, CISPO, SAPO = "actor.importance_sampling_level", "actor.use_cispo_loss", "actor.use_sapo_loss"
+TAUS = ("actor.sapo_tau_pos", "actor.sapo_tau_neg")
+
+
+def _loss(view: View) -> Mapping[str, Any]:
+    """AReaL's switches between losses, of which one may be on."""
+    level = view.foreign(LEVEL)
+    if level not in (None, "token", "sequence"):
+        raise Contradiction((LEVEL,), f"is {level}", "set it to token or sequence")
+    on = {SAPO: _flag(view, SAPO), CISPO: _flag(view, CISPO), LEVEL: level == "sequence"}
+    chosen = [name for name, used in on.items() if used]
+    if len(chosen) > 1:
+        raise Contradiction(tuple(chosen[:2]), f"and {chosen[1]} choose two losses", "keep one of them")
+    if not chosen:
+        return {}
+    if chosen == [CISPO]:
+        return {"actor.loss_mode": "cispo"}
+    sequences = {"actor.loss_agg_mode": "seq-mean-token-mean"}
+    if chosen == [LEVEL]:
+        return {"actor.loss_mode": "gspo", **sequences}
+    taus = zip(("actor.tau_pos", "actor.tau_neg"), (view.foreign(name) for name in TAUS), strict=True)
+    return {"actor.loss_mode": "sapo", **sequences, **{key: value for key, value in taus if value is not None}}
+
+
 _CLIP = "the ratio is clipped at 1 - actor.clip_ratio_low and 1 + actor.clip_ratio_high"
 _VERL_CLIP = tuple(f"{ACTOR}.{name}" for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"))
 
@@ -300,6 +421,25 @@ GROUPS: tuple[Group, ...] = (
         "algorithm.rollout_correction.rollout_is and rollout_is_threshold",
     ),
     Group("AReaL", BETAS, (), _betas, "actor.optim.betas"),
+    Group("verl", VERL_LORA, (), _verl_lora, "model.lora_rank, model.lora_alpha and model.target_modules"),
+    Group("verl", VERL_KL, (), _verl_kl, "actor.use_kl_loss, actor.kl_loss_coef and actor.kl_loss_type"),
+    Group(
+        "AReaL",
+        NORMS,
+        ("algorithm.adv_estimator",),
+        _norms,
+        "algorithm.adv_estimator, if none is given, else algorithm.reward_norm; and algorithm.adv_norm",
+    ),
+    Group("AReaL", LORA, (), _lora, "model.lora_rank, model.lora_alpha and model.target_modules"),
+    Group("AReaL", KL, (), _kl, "algorithm.use_kl_in_reward, algorithm.kl_ctrl.kl_coef and algorithm.kl_penalty"),
+    Group(
+        "AReaL",
+        OVERLONG,
+        (),
+        _overlong,
+        "algorithm.overlong_buffer_len and algorithm.overlong_penalty_factor; what counts is the longest turn",
+    ),
+    Group("AReaL", (LEVEL, SAPO, *TAUS, CISPO), (), _loss, "actor.loss_mode; some as means over sequences"),
     Group("verl and AReaL", (*BATCH, MINI_BATCHES), (MINI,), _batch, f"{MINI} x {REQUIRED}"),
     Group(
         "verl",

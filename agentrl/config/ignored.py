@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from agentrl.config import names
 from agentrl.config.errors import Problem
 from agentrl.config.schema import MixedEnvironmentConfig, RunConfig
 
@@ -25,7 +26,10 @@ def given(config: RunConfig, key: str) -> bool:
 
 def ignored_keys(config: RunConfig) -> list[Problem]:
     """The keys without effect under this configuration, given or not, each with the reason and the remedy."""
-    rules = (_single, _tasks, _environments, _sampling, _endings, _validation, _advantages, _correction, _update)
+    rules = (
+        *(_single, _tasks, _environments, _sampling, _endings, _validation),
+        *(_advantages, _kl, _models, _correction, _update, _loss),
+    )
     return [problem for rule in rules for problem in rule(config)]
 
 
@@ -156,14 +160,70 @@ def _no_held_out_tasks(key: str, source: str) -> Problem:
 
 
 def _advantages(config: RunConfig) -> Iterator[Problem]:
-    estimator = config.algorithm.adv_estimator
-    if estimator != "grpo":
+    algorithm = config.algorithm
+    estimator = algorithm.adv_estimator
+    for key, readers in names.ESTIMATOR_CONSTANTS.items():
+        undiscounted = key in ("gamma", "lam") and getattr(algorithm, key) == 1  # which is what the others do
+        if estimator not in readers and estimator in names.ADV_ESTIMATORS and not undiscounted:
+            yield Problem(
+                f"algorithm.{key}",
+                f"has no effect with algorithm.adv_estimator = {estimator}",
+                f"remove it, or set algorithm.adv_estimator to {' or '.join(readers)}",
+                others=("algorithm.adv_estimator",),
+            )
+    if estimator == "gdpo":
+        keys = ["reward_bias", "reward_scaling", "reward_clip", "overlong_buffer_len", "reward_norm"]
+        for key in (*keys, *(["use_kl_in_reward"] if algorithm.use_kl_in_reward else [])):
+            yield Problem(
+                f"algorithm.{key}",
+                "has no effect with algorithm.adv_estimator = gdpo, which compares the parts of the rewards instead",
+                "remove it, or set algorithm.adv_estimator to grpo",
+                others=("algorithm.adv_estimator",),
+            )
+    if config.actor.loss_agg_mode == "episode-mean":
         yield Problem(
-            "algorithm.norm_adv_by_std_in_grpo",
-            f"has no effect with algorithm.adv_estimator = {estimator}",
-            "remove it, or set algorithm.adv_estimator to grpo",
-            others=("algorithm.adv_estimator",),
+            "algorithm.branch_weighting",
+            "has no effect with actor.loss_agg_mode = episode-mean: in it all tokens of an episode count the same",
+            "remove it, or set actor.loss_agg_mode to seq-mean-token-mean",
+            others=("actor.loss_agg_mode",),
         )
+    if algorithm.overlong_buffer_len is None:
+        yield _needs("algorithm.overlong_penalty_factor", "algorithm.overlong_buffer_len", "a number of tokens")
+    for key in ("reward_norm", "adv_norm"):
+        norm = getattr(algorithm, key)
+        if norm is not None and norm.mean_level is None:
+            yield _needs(f"algorithm.{key}.mean_leave1out", f"algorithm.{key}.mean_level", "batch or group")
+        if norm is not None and norm.std_level is None:
+            for own in ("std_unbiased", "eps"):
+                yield _needs(f"algorithm.{key}.{own}", f"algorithm.{key}.std_level", "batch or group")
+
+
+def _kl(config: RunConfig) -> Iterator[Problem]:
+    control = "algorithm.kl_ctrl"
+    if not config.algorithm.use_kl_in_reward:
+        yield _needs("algorithm.kl_penalty", "algorithm.use_kl_in_reward", "true")
+        if config.algorithm.kl_ctrl.kl_coef > 0:  # 0 says the same
+            yield _needs(control, "algorithm.use_kl_in_reward", "true")
+    elif config.algorithm.kl_ctrl.type == "fixed":
+        for key in ("target_kl", "horizon"):
+            yield _needs(f"{control}.{key}", f"{control}.type", "adaptive")
+    if not config.actor.use_kl_loss:
+        for key in ("kl_loss_coef", "kl_loss_type"):
+            yield _needs(f"actor.{key}", "actor.use_kl_loss", "true")
+
+
+def _models(config: RunConfig) -> Iterator[Problem]:
+    if not config.has_critic:
+        for key in ("critic", "trainer.critic_warmup"):
+            yield _needs(key, "algorithm.adv_estimator", "gae, the estimator with a critic")
+    if not config.model.lora_rank:
+        for key in ("lora_alpha", "target_modules"):
+            yield _needs(f"model.{key}", "model.lora_rank", "a number above 0")
+
+
+def _needs(key: str, other: str, value: str) -> Problem:
+    """A key that only acts if another one has some value."""
+    return Problem(key, f"has no effect without {other}", f"set {other} to {value}, or remove {key}", others=(other,))
 
 
 def _correction(config: RunConfig) -> Iterator[Problem]:
@@ -218,6 +278,21 @@ def _update(config: RunConfig) -> Iterator[Problem]:
                 f"remove it, or set {_CORRECTION}.loss_type to ppo_clip",
                 others=("actor.proximal", f"{_CORRECTION}.loss_type"),
             )
+    if actor.proximal == "bypass":
+        yield Problem(
+            "actor.prox_anchor",
+            "has no effect with actor.proximal = bypass: the behaviour policy is the anchor",
+            "remove it, or set actor.proximal to recompute or loglinear",
+            others=("actor.proximal",),
+        )
+    elif actor.prox_anchor == "publish" and config.async_training.trigger_parameter_sync_step == 1:
+        yield Problem(
+            "actor.prox_anchor",
+            "is publish, but with async_training.trigger_parameter_sync_step = 1 every training step starts with the "
+            "weights of the last publication",
+            "remove it, or set async_training.trigger_parameter_sync_step to 2 or more",
+            others=("async_training.trigger_parameter_sync_step",),
+        )
     if actor.loss_agg_mode != "seq-mean-token-sum-norm":
         yield Problem(
             "actor.loss_scale_factor",
@@ -225,10 +300,36 @@ def _update(config: RunConfig) -> Iterator[Problem]:
             "remove it, or set actor.loss_agg_mode to seq-mean-token-sum-norm",
             others=("actor.loss_agg_mode",),
         )
-    if actor.optim.lr_scheduler_type == "constant":
-        yield Problem(
-            "actor.optim.min_lr_ratio",
-            "has no effect with actor.optim.lr_scheduler_type = constant",
-            "set actor.optim.lr_scheduler_type to linear or cosine, or remove min_lr_ratio",
-            others=("actor.optim.lr_scheduler_type",),
-        )
+    optimisers = [("actor", actor.optim), *([("critic", config.critic.optim)] if config.has_critic else [])]
+    for section, optim in optimisers:
+        if optim.lr_scheduler_type == "constant":
+            yield Problem(
+                f"{section}.optim.min_lr_ratio",
+                f"has no effect with {section}.optim.lr_scheduler_type = constant",
+                f"set {section}.optim.lr_scheduler_type to linear or cosine, or remove min_lr_ratio",
+                others=(f"{section}.optim.lr_scheduler_type",),
+            )
+
+
+def _loss(config: RunConfig) -> Iterator[Problem]:
+    actor = config.actor
+    mode = actor.loss_mode
+    if mode not in names.LOSS_MODES:
+        return
+    if not (actor.proximal == "bypass" and config.algorithm.rollout_correction.loss_type == "reinforce"):
+        readers = {"clip_ratio_low": names.CLIPPING, "clip_ratio_high": names.CLIPPING}
+        for key, modes in {**readers, "clip_ratio_c": names.DUAL_CLIPPING}.items():
+            if mode not in modes:
+                yield _not_read(key, mode, " or ".join(modes))
+    for key, reader in names.LOSS_CONSTANTS.items():
+        if mode != reader:
+            yield _not_read(key, mode, reader)
+
+
+def _not_read(key: str, mode: str, readers: str) -> Problem:
+    return Problem(
+        f"actor.{key}",
+        f"has no effect with actor.loss_mode = {mode}",
+        f"remove it, or set actor.loss_mode to {readers}",
+        others=("actor.loss_mode",),
+    )

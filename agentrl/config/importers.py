@@ -139,7 +139,7 @@ class _LayerReading:
             self._problem(row.name, f"is {show(value)}: {error}", f"correct it, or write {row.keys[0]}", row.keys)
             return []
         if row.keys == (row.name,):
-            if converted == value:
+            if converted == value and value is not None:
                 return []
             written = f"{row.name} {show(value)}"
         self._taken(row.name)

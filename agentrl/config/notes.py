@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import floor
+from typing import Any
 
 from agentrl.config.correction import RolloutCorrectionConfig
+from agentrl.config.names import CLIPPING
 from agentrl.config.schema import RunConfig
 
 
@@ -14,7 +16,8 @@ def config_notes(config: RunConfig) -> list[str]:
     return [
         *_translations(config),
         *_policies(config),
-        _correction(config),
+        f"correction: {_correction(config)}",
+        f"loss: {_loss(config)}",
         _staleness(config),
         *_length(config),
         *_unclipped(config),
@@ -36,14 +39,58 @@ def _translations(config: RunConfig) -> tuple[str, ...]:
     return vars(config).get(_TRANSLATIONS, ())
 
 
+def update_path(config: RunConfig) -> dict[str, Any]:
+    """What an update is made of: the policies by the part they play, the forwards over every token of a batch by their
+    purpose, and the correction in words. Printed when a run starts and recorded in `environment.json`."""
+    return {
+        "policies": dict(_policy_roles(config)),
+        "forwards": dict.fromkeys(_forwards(config), 1),
+        "correction": _correction(config),
+        "loss": _loss(config),
+    }
+
+
+def _policy_roles(config: RunConfig) -> Iterator[tuple[str, str]]:
+    actor = config.actor
+    yield "behaviour", "sampled the tokens"
+    if actor.proximal != "bypass":
+        start = "the last publication" if actor.prox_anchor == "publish" else "the start of the training step"
+        how = f"weights at {start}" if actor.proximal == "recompute" else f"interpolated to the version at {start}"
+        yield "proximal", how
+    yield "current", "is updated"
+    if config.has_reference:
+        yield "reference", "untrained, the adapters left out" if config.model.lora_rank else "untrained"
+
+
+def _forwards(config: RunConfig) -> Iterator[str]:
+    if config.actor.proximal == "recompute":
+        yield "proximal log-probs"
+    if config.has_reference:
+        yield "reference log-probs"
+    if config.has_critic:
+        yield from ("values", "the critic's update")
+    yield "the update"
+
+
 def _policies(config: RunConfig) -> Iterator[str]:
-    if config.actor.proximal == "bypass":
-        yield "policies: behaviour (sampled the tokens) and current; 1 forward a token, in the update"
-    else:
-        yield (
-            "policies: behaviour (sampled the tokens), proximal (weights at the start of the training step) and "
-            "current; 2 forwards a token, one for the proximal log-probs and one in the update"
-        )
+    path = update_path(config)
+    roles = [f"{name} ({what})" for name, what in path["policies"].items()]
+    purposes = list(path["forwards"])
+    count = f"{len(purposes)} forward{'' if len(purposes) == 1 else 's'} a token"
+    yield f"policies: {', '.join(roles[:-1])} and {roles[-1]}; {count}: {', '.join(purposes)}"
+    if config.algorithm.branch_weighting != "episode":
+        yield f"branches: algorithm.branch_weighting = {config.algorithm.branch_weighting}"
+
+
+def _loss(config: RunConfig) -> str:
+    actor, correction = config.actor, config.algorithm.rollout_correction
+    reinforce = actor.proximal == "bypass" and correction.loss_type == "reinforce"
+    terms = ["reinforce" if reinforce else actor.loss_mode]
+    if actor.use_kl_loss:
+        terms.append(f"{actor.kl_loss_coef:g} KL ({actor.kl_loss_type})")
+    if actor.entropy_coeff > 0:
+        terms.append(f"entropy bonus {actor.entropy_coeff:g}")
+    return f"{' + '.join(terms)}, {actor.loss_agg_mode}, advantages by {config.algorithm.adv_estimator}"
 
 
 def _correction(config: RunConfig) -> str:
@@ -56,7 +103,8 @@ def _correction(config: RunConfig) -> str:
         ratio = "current / behaviour" if bypass else "proximal / behaviour"
         weight = f"{correction.rollout_is} weight {ratio}, {_bound(correction)}"
     rejection = f"; rejection by {', '.join(correction.rollout_rs)}" if correction.rollout_rs else ""
-    return f"correction: {weight}{rejection}"
+    moment = "" if correction.m2_threshold is None else f"; second moment below {correction.m2_threshold:g}"
+    return f"{weight}{rejection}{moment}"
 
 
 def _bound(correction: RolloutCorrectionConfig) -> str:
@@ -83,12 +131,15 @@ def _length(config: RunConfig) -> Iterator[str]:
 
 def _unclipped(config: RunConfig) -> Iterator[str]:
     """One optimiser step from the anchor of the ratio: the ratio is 1 wherever the gradient is taken."""
-    if config.actor.proximal != "recompute" or config.async_training.require_batches > 1:
+    steps = config.async_training.require_batches
+    if config.actor.prox_anchor == "publish":
+        steps *= config.async_training.trigger_parameter_sync_step
+    if config.actor.proximal == "bypass" or steps > 1 or config.actor.loss_mode not in CLIPPING:
         return
     weighted = config.algorithm.rollout_correction.rollout_is is not None
     yield (
-        "warning: actor.proximal = recompute with async_training.require_batches = 1 makes current / proximal "
-        "exactly 1, so clipping (actor.clip_ratio_low, actor.clip_ratio_high) never acts; "
+        f"warning: actor.proximal = {config.actor.proximal} with async_training.require_batches = 1 makes current / "
+        "proximal exactly 1, so clipping (actor.clip_ratio_low, actor.clip_ratio_high) never acts; "
         f"{'only the correction weight does' if weighted else 'nothing accounts for stale tokens'}. To clip, set "
         "async_training.require_batches to 2 or more (with a smaller actor.ppo_mini_batch_size for the same "
         "batch), or actor.proximal to bypass"

@@ -63,7 +63,7 @@ def test_explain_describes_a_key() -> None:
 def test_explain_knows_names_of_others() -> None:
     assert "verl's name for rollout.n" in runner.invoke(app, ["explain", "actor_rollout_ref.rollout.n"]).stdout
     assert "actor.proximal" in runner.invoke(app, ["explain", "actor.use_decoupled_loss"]).stdout
-    assert "no counterpart" in runner.invoke(app, ["explain", "actor.reward_norm"]).stdout
+    assert "no counterpart" in runner.invoke(app, ["explain", "actor.log_agent_stats"]).stdout
 
 
 def test_explain_of_an_unknown_key_fails_with_the_nearest() -> None:

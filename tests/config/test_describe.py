@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from agentrl.config import ConfigError, config_notes, dump_yaml, explain, json_schema, known_keys, load_config
+from agentrl.config import (
+    ConfigError,
+    config_notes,
+    dump_yaml,
+    explain,
+    json_schema,
+    known_keys,
+    load_config,
+    update_path,
+)
 from agentrl.config.keys import describe_type, keys
 from agentrl.config.yaml_text import parse_yaml
 
@@ -87,20 +96,39 @@ def test_a_dump_holds_every_key_that_has_an_effect() -> None:
     config = load_config({"data": {"train": "t.jsonl", "val": "v.jsonl"}}, ["env.cls=a:B"])
     dumped = parse_yaml(dump_yaml(config)).value
     left_out = [key for key in known_keys() if ".NAME" not in key and not _holds(dumped, key)]
-    assert left_out == [
+    sections = ("algorithm.kl_ctrl", "algorithm.reward_norm.", "algorithm.adv_norm.", "critic")
+    assert [key for key in left_out if not key.startswith(sections)] == [
+        "model.lora_alpha",
+        "model.target_modules",
         "data.train_args",
         "data.val_args",
         "data.sampler_args",
         "environments",
+        "algorithm.gae_timestep",
+        "algorithm.gdpo_reward_keys",
+        "algorithm.gdpo_reward_weights",
+        "algorithm.overlong_penalty_factor",
+        "algorithm.kl_penalty",
         "algorithm.rollout_correction.loss_type",
         "actor.loss_scale_factor",
+        "actor.tau_pos",
+        "actor.tau_neg",
+        "actor.clip_cov_ratio",
+        "actor.clip_cov_lb",
+        "actor.clip_cov_ub",
+        "actor.kl_cov_ratio",
+        "actor.ppo_kl_coef",
+        "actor.dro_beta",
+        "actor.kl_loss_coef",
+        "actor.kl_loss_type",
         "actor.optim.min_lr_ratio",
+        "trainer.critic_warmup",
     ]
 
 
 def _holds(values: Any, key: str) -> bool:
     for part in key.split("."):
-        if part not in values:
+        if values is None or part not in values:
             return False
         values = values[part]
     return True
@@ -154,6 +182,32 @@ class TestNotes:
         notes = config_notes(load_config(DATA, overrides))
         assert any(note.startswith("policies:") and policies in note for note in notes)
         assert any(note.startswith("correction:") and correction in note for note in notes)
+
+    @pytest.mark.parametrize(
+        ("overrides", "forwards"),
+        [
+            ([], ["proximal log-probs", "the update"]),
+            (["actor.proximal=bypass"], ["the update"]),
+            (["actor.proximal=loglinear"], ["the update"]),
+            (["actor.use_kl_loss=true"], ["proximal log-probs", "reference log-probs", "the update"]),
+            (["actor.proximal=bypass", "algorithm.use_kl_in_reward=true"], ["reference log-probs", "the update"]),
+            (["algorithm.adv_estimator=gae"], ["proximal log-probs", "values", "the critic's update", "the update"]),
+        ],
+    )
+    def test_the_forwards_of_a_step_are_counted(self, overrides: list[str], forwards: list[str]) -> None:
+        path = update_path(load_config(DATA, overrides))
+        assert path["forwards"] == dict.fromkeys(forwards, 1)
+        reference = path["policies"].get("reference")
+        assert (reference == "untrained") is ("reference log-probs" in forwards)
+
+    def test_with_adapters_the_reference_is_the_policy_without_them(self) -> None:
+        path = update_path(load_config(DATA, ["actor.use_kl_loss=true", "model.lora_rank=8"]))
+        assert "adapters" in path["policies"]["reference"]
+
+    def test_the_loss_is_said(self) -> None:
+        keys = ["actor.use_kl_loss=true", "actor.entropy_coeff=0.01", "actor.loss_mode=cispo"]
+        [line] = [note for note in config_notes(load_config(DATA, keys)) if note.startswith("loss:")]
+        assert line == "loss: cispo + 0.001 KL (low_var_kl) + entropy bonus 0.01, token-mean, advantages by grpo"
 
     def test_the_staleness_line_counts_exactly(self) -> None:
         notes = config_notes(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.config import ConfigError, Problem, RunConfig, config_notes, dump_yaml, explain, load_config
-from agentrl.config.foreign import Absent, Fixed, Renamed, foreign_keys
+from agentrl.config.foreign import NOT_GIVEN, Absent, Fixed, Renamed, foreign_keys
 from agentrl.config.foreign_groups import GROUPS
 from agentrl.config.keys import keys
 from agentrl.config.tree import at, put
@@ -43,6 +43,18 @@ VALUES: dict[str, Any] = {
     "rollout.max_model_len": 3000,
     "actor.clip_ratio_c": 5.0,
     "val.temperature": 0.5,
+    "model.target_modules": ["q_proj"],
+    "algorithm.gamma": 0.9,
+    "algorithm.lam": 0.9,
+    "algorithm.gae_timestep": "turn",
+    "algorithm.gdpo_reward_keys": ["a"],
+    "algorithm.gdpo_reward_weights": [1.0],
+    "algorithm.adv_estimator": "rloo",
+    "actor.use_kl_loss": True,
+    "actor.kl_loss_type": "k2",
+    "critic.path": "models/critic",
+    "critic.optim.lr_scheduler_type": "linear",
+    "critic.optim.min_lr_ratio": 0.1,
 }
 """A value for each key of the tables that the number 3 would not suit."""
 
@@ -53,11 +65,36 @@ FOREIGN_VALUES: dict[str, Any] = {
     "trainer.save_freq": -1,
     "trainer.test_freq": -1,
     "trainer.logger": ["console", "tensorboard"],
+    "algorithm.adv_estimator": "rloo_vectorized",
 }
 """Values of foreign keys that mean another here."""
 
+GAE_KEYS = (
+    *("algorithm.lam", "algorithm.gamma", "algorithm.gae_timestep"),
+    *("critic.path", "critic.grad_clip", "critic.cliprange_value"),
+    *(f"critic.optim.{name}" for name in ("lr", "weight_decay", "lr_warmup_steps")),
+)
+
 AROUND: dict[str, dict[str, Any]] = {
     "actor.loss_scale_factor": {"actor": {"loss_agg_mode": "seq-mean-token-sum-norm"}},
+    "actor.loss_mode": {"actor": {"loss_agg_mode": "seq-mean-token-mean"}},
+    "actor.tau_pos": {"actor": {"loss_mode": "sapo", "loss_agg_mode": "seq-mean-token-mean"}},
+    "actor.tau_neg": {"actor": {"loss_mode": "sapo", "loss_agg_mode": "seq-mean-token-mean"}},
+    **{f"actor.clip_cov_{name}": {"actor": {"loss_mode": "clip_cov"}} for name in ("ratio", "lb", "ub")},
+    "actor.kl_cov_ratio": {"actor": {"loss_mode": "kl_cov"}},
+    "actor.ppo_kl_coef": {"actor": {"loss_mode": "kl_cov"}},
+    "actor.dro_beta": {"actor": {"loss_mode": "dro"}},
+    "actor.kl_loss_coef": {"actor": {"use_kl_loss": True}},
+    "actor.kl_loss_type": {"actor": {"use_kl_loss": True}},
+    "model.lora_alpha": {"model": {"lora_rank": 4}},
+    "model.target_modules": {"model": {"lora_rank": 4}},
+    **{key: {"algorithm": {"adv_estimator": "gae"}} for key in GAE_KEYS},
+    "critic.optim.lr_scheduler_type": {"algorithm": {"adv_estimator": "gae"}, "trainer": {"total_steps": 9}},
+    "critic.optim.min_lr_ratio": {
+        "algorithm": {"adv_estimator": "gae"},
+        "trainer": {"total_steps": 9},
+        "critic": {"optim": {"lr_scheduler_type": "cosine"}},
+    },
     "data.train_args": {"data": {"train": "owner/name"}},
     "data.val_args": {"data": {"train": "t.jsonl", "val": "owner/name"}},
     "data.train_args.split": {"data": {"train": "owner/name"}},
@@ -87,6 +124,8 @@ def translations(config: RunConfig) -> list[str]:
 
 
 RENAMED = [key.row for key in foreign_keys().values() if isinstance(key.row, Renamed)]
+TRANSLATED = [row for row in RENAMED if not row.shared or row.name in FOREIGN_VALUES]
+"""The others are agentrl's own names, which take verl's way to say nothing too."""
 FIXED = [key.row for key in foreign_keys().values() if isinstance(key.row, Fixed)]
 ABSENT = [key.row for key in foreign_keys().values() if isinstance(key.row, Absent)]
 
@@ -107,7 +146,7 @@ class TestTables:
         names = [row.name for row in (*VERL, *AREAL)]
         assert len(names) == len(set(names))
 
-    @pytest.mark.parametrize("row", RENAMED, ids=lambda row: row.name)
+    @pytest.mark.parametrize("row", TRANSLATED, ids=lambda row: row.name)
     def test_a_renamed_key_sets_what_it_names(self, row: Renamed) -> None:
         for key in row.keys:
             assert key in keys() or key.rpartition(".")[0] in keys(), key
@@ -115,6 +154,7 @@ class TestTables:
             source |= AROUND.get(key, {})
             written = FOREIGN_VALUES.get(row.name, VALUES.get(key, 3))
             meant = row.convert(written) if row.convert else written
+            meant = at(RunConfig().model_dump(), key) if meant is NOT_GIVEN else meant
             source = _over(source, nested((row.name, written)))
             if key in ("data.train", "data.val"):
                 source["data"].pop(key.removeprefix("data."), None)
@@ -133,7 +173,8 @@ class TestTables:
         path.write_text(data + "\n".join(lines) + "\n")
         with pytest.raises(ConfigError) as caught:
             load_config(path)
-        found = next(problem for problem in caught.value.problems if problem.key in (row.name, *row.keys))
+        names = (row.name, *row.keys, *(f"{key}.nonsense" for key in row.keys))
+        found = next(problem for problem in caught.value.problems if problem.key in names)
         assert f"run.yaml, line {len(lines) + bool(data)}" in found.origin
 
     @pytest.mark.parametrize("row", FIXED, ids=lambda row: row.name)
@@ -473,3 +514,97 @@ def test_null_is_as_good_as_leaving_a_key_out() -> None:
 def test_values_that_say_nothing_are_left_out() -> None:
     config = load_config({**TASKS, "actor_rollout_ref": {"actor": {"optim": {"lr_warmup_steps": -1}}}})
     assert config == load_config(TASKS) and not translations(config)
+
+
+class TestMethods:
+    """What AReaL says with several switches."""
+
+    def read(self, **actor: Any) -> RunConfig:
+        return load_config({**TASKS, "actor": actor})
+
+    def test_lora_counts_only_if_it_is_used(self) -> None:
+        details = {"lora_rank": 8, "lora_alpha": 16, "target_modules": []}
+        assert self.read(use_lora=False, **details).model.lora_rank == 0
+        model = self.read(use_lora=True, **details).model
+        assert (model.lora_rank, model.lora_alpha, model.target_modules) == (8, 16, "all-linear")
+
+    def test_a_coefficient_of_zero_is_no_penalty(self) -> None:
+        assert not self.read(kl_ctl=0.0, kl_estimator="k2").algorithm.use_kl_in_reward
+        algorithm = self.read(kl_ctl=0.1, kl_estimator="k2").algorithm
+        assert (algorithm.use_kl_in_reward, algorithm.kl_ctrl.kl_coef, algorithm.kl_penalty) == (True, 0.1, "k2")
+
+    def test_the_penalty_for_length_needs_its_numbers(self) -> None:
+        off = self.read(overlong_reward_penalty=False, overlong_tokens=None, overlong_penalty_factor=None)
+        assert off.algorithm.overlong_buffer_len is None
+        numbers = {"overlong_tokens": 64, "overlong_penalty_factor": 0.5}
+        algorithm = self.read(overlong_reward_penalty=True, **numbers).algorithm
+        assert (algorithm.overlong_buffer_len, algorithm.overlong_penalty_factor) == (64, 0.5)
+        assert "overlong_tokens" in refused({**TASKS, "actor": {"overlong_reward_penalty": True}}).reason
+
+    def test_each_switch_is_a_loss(self) -> None:
+        assert self.read(use_cispo_loss=True, use_sapo_loss=False).actor.loss_mode == "cispo"
+        actor = self.read(importance_sampling_level="sequence").actor
+        assert (actor.loss_mode, actor.loss_agg_mode) == ("gspo", "seq-mean-token-mean")
+        actor = self.read(use_sapo_loss=True, sapo_tau_neg=2.0).actor
+        assert (actor.loss_mode, actor.tau_pos, actor.tau_neg) == ("sapo", 1.0, 2.0)
+        assert self.read(importance_sampling_level="token", sapo_tau_pos=1.0).actor.loss_mode == "vanilla"
+        both = refused({**TASKS, "actor": {"use_cispo_loss": True, "use_sapo_loss": True}})
+        assert "choose two losses" in both.reason
+
+    @pytest.mark.parametrize(
+        ("norm", "estimator", "by_std"),
+        [
+            ({"mean_level": "group", "std_level": "group"}, "grpo", True),
+            ({"mean_level": "group", "std_level": None}, "grpo", False),
+            ({"mean_level": "group", "std_level": None, "mean_leave1out": True}, "rloo", True),
+        ],
+    )
+    def test_normalised_rewards_are_an_estimator(self, norm: dict[str, Any], estimator: str, by_std: bool) -> None:
+        algorithm = self.read(reward_norm={**norm, "group_size": 8}, adv_norm={"std_level": None}).algorithm
+        assert (algorithm.adv_estimator, algorithm.norm_adv_by_std_in_grpo) == (estimator, by_std)
+        assert algorithm.reward_norm is None
+        assert algorithm.adv_norm is not None and algorithm.adv_norm.std_level is None
+
+    def test_other_normalisations_are_asked_about(self) -> None:
+        batch = {**TASKS, "actor": {"reward_norm": {"mean_level": "group", "std_level": "batch"}}}
+        assert "algorithm.adv_estimator" in refused(batch).fix
+        named = load_config({**batch, "algorithm": {"adv_estimator": "reinforce_plus_plus"}}).algorithm
+        assert named.reward_norm is not None and named.reward_norm.std_level == "batch"
+
+    def test_the_proximal_policy_may_be_interpolated(self) -> None:
+        actor = self.read(use_decoupled_loss=True, prox_logp_method="loglinear").actor
+        assert actor.proximal == "loglinear"
+
+    def test_a_discount_of_one_is_none_whatever_the_estimator(self) -> None:
+        assert self.read(discount=1.0, gae_lambda=1.0).algorithm.gamma == 1
+        config = load_config({**TASKS, "algorithm": {"gamma": 1.0, "lam": 1, "adv_estimator": "grpo"}})
+        assert config.algorithm.lam == 1
+
+
+def test_what_verl_switches_off_may_stand_beside_it() -> None:
+    verl = {
+        "critic": {"optim": {"lr_warmup_steps": -1}},
+        "algorithm": {
+            "use_kl_in_reward": False,
+            "kl_ctrl": {"kl_coef": 0.0},
+            "gamma": None,
+            "lam": None,
+            "adv_estimator": "gae",
+        },
+        "actor_rollout_ref": {
+            "model": {"lora_rank": 0, "lora_alpha": 16, "target_modules": "all-linear"},
+            "actor": {"use_kl_loss": False, "kl_loss_coef": 0.0, "kl_loss_type": "low_var_kl"},
+        },
+    }
+    config = load_config(_over(TASKS, verl))
+    assert (config.has_reference, config.model.lora_rank, config.algorithm.gamma) == (False, 0, 1.0)
+
+
+def test_what_verl_switches_on_is_taken_with_its_details() -> None:
+    verl = {
+        "model": {"lora_rank": 8, "lora_alpha": 16},
+        "actor": {"use_kl_loss": True, "kl_loss_coef": 0.01, "kl_loss_type": "k3+"},
+    }
+    config = load_config(_over(TASKS, {"actor_rollout_ref": verl}))
+    assert (config.model.lora_rank, config.model.lora_alpha) == (8, 16)
+    assert (config.actor.use_kl_loss, config.actor.kl_loss_coef, config.actor.kl_loss_type) == (True, 0.01, "k3+")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config import RunConfig, load_config, preset_names
+from agentrl.config import RolloutCorrectionConfig, RunConfig, load_config, preset_names
+from agentrl.config.correction import PRESETS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("**/*.yaml"))
@@ -41,6 +42,14 @@ def test_raising_the_threshold_of_a_mode_raises_its_bound() -> None:
         {"extends": "modes/async_partial", "data": {"train": "t"}}, ["async_training.staleness_threshold=2.5"]
     )
     assert config.max_lag == 3
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_corrections_are_verls(name: str) -> None:
+    config = preset(f"correction/{name}")
+    expected = RolloutCorrectionConfig.preset(name)
+    assert config.actor.proximal == ("bypass" if expected.bypass_mode else "recompute")
+    assert config.algorithm.rollout_correction == expected.model_copy(update={"bypass_mode": False})
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
