@@ -144,11 +144,13 @@ class Group:
 
     Attributes:
         version_admitted: policy version when the group was admitted; no token of it is older.
+        greedy: a greedy episode of the task, to compare with and not to train, where the estimator asks for one.
     """
 
     id: str
     trajectories: list[Trajectory]
     version_admitted: int
+    greedy: Trajectory | None = None
 
     @property
     def oldest_version(self) -> int:

@@ -6,9 +6,9 @@ import asyncio
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from agentrl.record import Group, NoProgress, Task
+from agentrl.record import Fate, Group, NoProgress, Task, Trajectory
 from agentrl.rollout.buffer import Buffer
 from agentrl.rollout.episode import EpisodeRunner, Outcome
 from agentrl.rollout.filters import group_fate
@@ -20,11 +20,23 @@ from agentrl.rollout.signal import Signal
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A group to be played: a task and the members that have no fate yet."""
+    """A group to be played: a task and the members that have no fate yet.
+
+    Attributes:
+        greedy: id of the episode that is played greedily, if one is still to be played.
+        played_greedily: that episode, once it was played.
+    """
 
     group_id: str
     task: Task
     members: tuple[str, ...]
+    greedy: str | None = None
+    played_greedily: Trajectory | None = None
+
+    @property
+    def episodes(self) -> tuple[str, ...]:
+        """All that are to be played."""
+        return self.members if self.greedy is None else (*self.members, self.greedy)
 
 
 class Dispatcher:
@@ -35,6 +47,7 @@ class Dispatcher:
     with the next task. No episode is started that the gate did not admit.
 
     Args:
+        plays_greedy: play one more episode of each task greedily, not to train it: its reward is the group's baseline.
         needs_baseline, filter_zero_variance: see `filters.group_fate`.
         max_untrainable: so many groups in a row without anything to train end the run.
         filtered: told the outcomes that no batch will hold: of failed members, and of groups not worth training.
@@ -52,6 +65,7 @@ class Dispatcher:
         changed: Signal,
         group_size: int,
         max_attempts: int,
+        plays_greedy: bool,
         needs_baseline: bool,
         filter_zero_variance: bool,
         max_untrainable: int,
@@ -65,6 +79,7 @@ class Dispatcher:
         self._changed = changed
         self._group_size = group_size
         self._max_attempts = max_attempts
+        self._plays_greedy = plays_greedy
         self._needs_baseline = needs_baseline
         self._filter_zero_variance = filter_zero_variance
         self._max_untrainable = max_untrainable
@@ -98,8 +113,8 @@ class Dispatcher:
                     self.tasks_left = False
                     self._changed.notify()
                     continue
-                version = self._gate.admit(plan.group_id, len(plan.members))
-                for episode_id in plan.members:
+                version = self._gate.admit(plan.group_id, len(plan.episodes))
+                for episode_id in plan.episodes:
                     self._ledger.admitted_again(episode_id, version)
                 groups.create_task(self._play_group(plan, version))
                 # Much is admitted at once after an update, while the trainer waits for its next batch: one group after
@@ -116,7 +131,7 @@ class Dispatcher:
         members = [trajectory.episode_id for trajectory in group.trajectories]
         left = tuple(member for member in members if self._ledger.attempts(member) < self._max_attempts)
         if left:
-            self._again.append(_Plan(plan.group_id, plan.task, left))
+            self._again.append(_Plan(plan.group_id, plan.task, left, played_greedily=group.greedy))
             self._changed.notify()
         return [member for member in members if member not in left]
 
@@ -129,17 +144,31 @@ class Dispatcher:
         if task is None:
             return None
         group_id = f"g{next(self._numbers)}"
-        plan = _Plan(group_id, task, tuple(f"{group_id}.{member}" for member in range(self._group_size)))
-        for episode_id in plan.members:
+        members = tuple(f"{group_id}.{member}" for member in range(self._group_size))
+        plan = _Plan(group_id, task, members, f"{group_id}.greedy" if self._plays_greedy else None)
+        for episode_id in plan.episodes:
             self._ledger.dispatch(episode_id, group_id, task, self._gate.version)
         return plan
 
     async def _play_group(self, plan: _Plan, version: int) -> None:
         self._plans[plan.group_id] = plan
         async with asyncio.TaskGroup() as episodes:
-            playing = [episodes.create_task(self._play(plan, episode_id, version)) for episode_id in plan.members]
-        self._settle(plan, version, dict(zip(plan.members, (task.result() for task in playing), strict=True)))
+            playing = {
+                episode_id: episodes.create_task(self._play(plan, episode_id, version)) for episode_id in plan.episodes
+            }
+        outcomes = {episode_id: task.result() for episode_id, task in playing.items()}
+        problem = ""
+        if plan.greedy is not None:
+            greedy = outcomes.pop(plan.greedy)
+            self._settle_greedy(plan.greedy, greedy)
+            problem = greedy.reason if greedy.failure else "" if greedy.usable else "nothing was sampled"
+            plan = replace(plan, played_greedily=greedy.trajectory)
+        self._settle(plan, version, outcomes, no_baseline=problem)
         self._changed.notify()
+
+    def _settle_greedy(self, episode_id: str, outcome: Outcome) -> None:
+        fate, reason = outcome.failure or Fate.FILTERED, outcome.reason or "greedy, the baseline of its group"
+        self._ledger.seal(episode_id, fate, reason, self._gate.version)
 
     async def _play(self, plan: _Plan, episode_id: str, version: int) -> Outcome:
         try:
@@ -149,6 +178,7 @@ class Dispatcher:
                 episode_id=episode_id,
                 version=version,
                 next_attempt=lambda: self._ledger.attempt(episode_id),
+                greedy=episode_id == plan.greedy,
             )
         finally:
             self._gate.episode_ended(plan.group_id)
@@ -156,7 +186,7 @@ class Dispatcher:
         self._ledger.ended(episode_id, outcome)
         return outcome
 
-    def _settle(self, plan: _Plan, version: int, outcomes: dict[str, Outcome]) -> None:
+    def _settle(self, plan: _Plan, version: int, outcomes: dict[str, Outcome], *, no_baseline: str) -> None:
         now = self._gate.version
         for episode_id, outcome in outcomes.items():
             if outcome.failure is not None:
@@ -168,10 +198,12 @@ class Dispatcher:
             needs_baseline=self._needs_baseline,
             filter_zero_variance=self._filter_zero_variance,
         )
+        if verdict is None and no_baseline:
+            verdict = Fate.GROUP_INCOMPLETE, f"without a baseline, since its greedy episode failed: {no_baseline}"
         if verdict is None:
             self._filtered([outcome for outcome in outcomes.values() if not outcome.usable])
             trajectories = [outcome.trajectory for outcome in usable.values() if outcome.trajectory is not None]
-            self._buffer.put(Group(plan.group_id, trajectories, version))
+            self._buffer.put(Group(plan.group_id, trajectories, version, plan.played_greedily))
             self._untrainable.clear()
             self._untrainable_groups = 0
             return

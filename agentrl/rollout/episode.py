@@ -135,21 +135,33 @@ class EpisodeRunner:
         self._explained: set[str] = set()
 
     async def play_until_judged(
-        self, task: Task, *, group_id: str, episode_id: str, version: int, next_attempt: Callable[[], int]
+        self,
+        task: Task,
+        *,
+        group_id: str,
+        episode_id: str,
+        version: int,
+        next_attempt: Callable[[], int],
+        greedy: bool = False,
     ) -> Outcome:
         """Plays `task`, and plays it again while infrastructure spoils it, `rollout.max_attempts` times at most.
 
         Args:
             next_attempt: counts: the number of the attempt that now begins, from 1.
+            greedy: always the likeliest token. Such an episode can't be trained.
         """
         while True:
             attempt = next_attempt()
-            outcome = await self.play(task, group_id=group_id, episode_id=episode_id, version=version, attempt=attempt)
+            outcome = await self.play(
+                task, group_id=group_id, episode_id=episode_id, version=version, attempt=attempt, greedy=greedy
+            )
             if not outcome.spoiled or attempt >= self._config.rollout.max_attempts:
                 return outcome
             await asyncio.sleep(_RETRY_SECONDS * 2 ** (attempt - 1))
 
-    async def play(self, task: Task, *, group_id: str, episode_id: str, version: int, attempt: int = 1) -> Outcome:
+    async def play(
+        self, task: Task, *, group_id: str, episode_id: str, version: int, attempt: int = 1, greedy: bool = False
+    ) -> Outcome:
         """Plays `task` once; no weights older than `version` answer. The agent gets a copy of its own."""
         task = copy.deepcopy(task)
         plugins = self._plugins[task.environment]
@@ -157,7 +169,7 @@ class EpisodeRunner:
             episode_id,
             self._format,
             self._generator,
-            self._limits(task),
+            replace(self._limits(task), temperature=0.0) if greedy else self._limits(task),
             seed=self._config.data.seed,
             min_version=version,
             attempt=attempt,

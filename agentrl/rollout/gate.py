@@ -64,7 +64,7 @@ class StalenessGate:
             sync_steps=config.async_training.trigger_parameter_sync_step,
             eta=config.eta,
             max_lag=config.max_lag,
-            group_size=config.rollout.n,
+            group_size=config.episodes_per_group,
             max_concurrent=config.rollout.max_concurrent,
         )
 

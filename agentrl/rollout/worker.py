@@ -86,6 +86,7 @@ class RolloutWorker:
             changed=self._changed,
             group_size=config.rollout.n,
             max_attempts=config.rollout.max_attempts,
+            plays_greedy=config.plays_greedy,
             needs_baseline=config.algorithm.adv_estimator in GROUP_BASELINES,
             filter_zero_variance=config.filters_zero_variance,
             max_untrainable=config.rollout.max_untrainable_groups or 20 * config.groups_per_step,
