@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentrl.cluster.spec import plugin_paths
-from agentrl.config import RunConfig, dump_yaml
+from agentrl.config import RunConfig, dump_yaml, update_path
 from agentrl.device import get_device
 from agentrl.observe import create_run_dir, write_environment
 from agentrl.record.task import Split
-from agentrl.sdk.plugin import PluginError
+from agentrl.sdk.plugin import PluginError, load_object
 
 T = TypeVar("T")
 
@@ -61,13 +61,16 @@ def prepare(
         check_user_code(config, splits)
     _check_renderer(config.model.renderer)
     model_path = resolve_model(config.model.path)
+    if config.has_critic and config.critic.path is not None:
+        resolve_model(config.critic.path)
     device = get_device(config.trainer.device)
     try:
         run_dir = create_run_dir(config.trainer.output_dir, experiment)
     except OSError as error:
         raise PluginError(f"trainer.output_dir: no run directory can be made there: {error}") from error
     (run_dir / "config.yaml").write_text(dump_yaml(config))
-    write_environment(run_dir, [device.type], plugin_folders=folders)
+    update = update_path(config) if "train" in splits else None
+    write_environment(run_dir, [device.type], plugin_folders=folders, update=update)
     return Launch(config, run_dir, model_path, folders)
 
 
@@ -83,12 +86,19 @@ def _check_renderer(name: str) -> None:
 
 
 def check_user_code(config: RunConfig, splits: Sequence[Split]) -> None:
-    """Finds the agents, the environments, the tasks of these splits and the sampler."""
+    """Finds the agents, the environments, the tasks of these splits, the sampler, and functions of the algorithm that
+    are named by a dotted path."""
     from agentrl.rollout.episode import Plugins
     from agentrl.rollout.schedule import TaskSchedule
     from agentrl.rollout.tasks import load_tasks
 
     Plugins.load(config)
+    for key, path in (
+        ("algorithm.adv_estimator", config.algorithm.adv_estimator),
+        ("actor.loss_mode", config.actor.loss_mode),
+    ):
+        if ":" in path and not callable(load_object(path, key=key)):
+            raise PluginError(f"{key}: {path!r} is no function")
     tasks = {split: load_tasks(config, split) for split in splits}
     if "train" in tasks:
         TaskSchedule.from_config(config, tasks["train"])

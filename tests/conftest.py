@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
 from agentrl.config.schema import ModelConfig
 from agentrl.session import ChatFormat
 from agentrl.tiny import tiny_model_path
+
+collect_ignore = [] if find_spec("verl") else ["parity"]
+"""`make parity` runs those tests where verl is installed."""
 
 
 @pytest.fixture(scope="session")

@@ -111,6 +111,7 @@ async def run_trainer(spec: RunSpec, role: str) -> None:
     """Trains to the end of the run."""
     from transformers import AutoTokenizer
 
+    from agentrl.models import resolve_model
     from agentrl.observe import MetricsWriter
     from agentrl.trainer.actor import load_actor
     from agentrl.trainer.loop import TrainLoop
@@ -120,7 +121,8 @@ async def run_trainer(spec: RunSpec, role: str) -> None:
     run_dir = Path(spec.run_dir)
     client = RpcClient(spec.address("rollout"), RolloutService, name="rollout worker")
     async with connected(client):
-        actor = await asyncio.to_thread(load_actor, config, spec.model_path)
+        critic_path = resolve_model(config.critic.path) if config.has_critic and config.critic.path else None
+        actor = await asyncio.to_thread(load_actor, config, spec.model_path, critic_path)
         with MetricsWriter(run_dir, tensorboard="tensorboard" in config.trainer.logger) as writer:
             loop = TrainLoop(
                 config,

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import count
@@ -36,15 +36,22 @@ def create_run_dir(output_dir: str | Path, experiment: str) -> Path:
     return parent / name
 
 
-def write_environment(run_dir: Path, devices: Sequence[str], *, plugin_folders: Sequence[str] = ()) -> None:
+def write_environment(
+    run_dir: Path,
+    devices: Sequence[str],
+    *,
+    plugin_folders: Sequence[str] = (),
+    update: Mapping[str, Any] | None = None,
+) -> None:
     """Write `environment.json`: enough to know later what a run ran on.
 
     Args:
         run_dir: the folder of the run.
         devices: names of the devices it computes on, such as `cpu` or `cuda:0 NVIDIA H200`.
         plugin_folders: where it found the user's own modules.
+        update: what its updates are made of, if it trains.
     """
-    environment = {
+    environment: dict[str, Any] = {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
@@ -53,6 +60,8 @@ def write_environment(run_dir: Path, devices: Sequence[str], *, plugin_folders: 
         "packages": package_versions(),
         **git_state(Path.cwd()),
     }
+    if update is not None:
+        environment["update"] = update
     (run_dir / ENVIRONMENT_FILE).write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
 
 

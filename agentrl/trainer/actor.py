@@ -1,35 +1,42 @@
-"""The policy under training: log-probs, one training step, weights to publish."""
+"""The training step: credit for a batch, then one optimiser step for each mini-batch."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from agentrl.algorithm import (
-    AdvantageConfig,
     Correction,
     LossConfig,
     Metrics,
     Totals,
-    compute_advantages,
+    aggregate,
+    kl_penalty,
     mean_pair,
     merge,
     policy_loss,
+    proximal_logp,
     rollout_correction,
     summarise,
 )
 from agentrl.config import RunConfig
+from agentrl.config.names import NEEDS_PROXIMAL
 from agentrl.device import get_device
 from agentrl.record import Batch, Branch
+from agentrl.trainer.anchor import Anchor
+from agentrl.trainer.credit import CreditAssigner
+from agentrl.trainer.critic import Critic, load_critic, token_scale
+from agentrl.trainer.lora import add_lora, has_lora
 from agentrl.trainer.optimiser import Optimiser
-from agentrl.trainer.packed_attention import PACKED_ATTENTION
-from agentrl.trainer.packing import TrainingData, pack
-from agentrl.trainer.token_logprobs import TokenLogProbs
+from agentrl.trainer.packing import TrainingData
+from agentrl.trainer.policy_model import PolicyModel
+from agentrl.trainer.token_logprobs import TokenStatistics
 
 
 class Actor:
@@ -38,36 +45,46 @@ class Actor:
     Args:
         model: a causal LM on its device; its attention implementation is replaced.
         total_optimiser_steps: horizon of the learning-rate decay; None if unknown.
+        reference: the untrained model, where a KL term asks it and `model` has no LoRA adapters.
+        critic: where the advantage estimator needs one.
+
+    Raises:
+        ValueError: the config needs a reference model or a critic, and there is none.
 
     Attributes:
-        forwards: how many forwards over a whole batch were made, by purpose: `proximal` and `train`.
+        forwards: how many forwards over a whole batch were made, by purpose: `proximal`, `reference` and `train`.
     """
 
-    def __init__(self, config: RunConfig, model: Any, *, total_optimiser_steps: int | None) -> None:
-        model.set_attn_implementation(PACKED_ATTENTION)
-        # Rollout and training must be the same function of the weights: no dropout.
-        model.eval()
+    def __init__(
+        self,
+        config: RunConfig,
+        model: Any,
+        *,
+        total_optimiser_steps: int | None,
+        reference: Any = None,
+        critic: Critic | None = None,
+    ) -> None:
+        if config.has_reference and reference is None and not has_lora(model):
+            raise ValueError("the config asks for a reference policy: pass the untrained model as `reference`")
+        if config.has_critic and critic is None:
+            raise ValueError("algorithm.adv_estimator is gae: pass a critic")
         self.model = model
-        self._token_log_probs = TokenLogProbs(model)
         self.forwards: Counter[str] = Counter()
         self._config = config
-        self._max_tokens = config.actor.ppo_max_token_len_per_gpu
-        self._optimiser = Optimiser(
-            model, config.actor.optim, grad_clip=config.actor.grad_clip, total_steps=total_optimiser_steps
-        )
-        actor = config.actor
-        correction = config.algorithm.rollout_correction
+        self._policy = PolicyModel(model, config.model.dtype, reference)
+        self._critic = critic
+        self._credit = CreditAssigner(config)
+        actor, correction = config.actor, config.algorithm.rollout_correction
+        self._optimiser = Optimiser(model, actor.optim, grad_clip=actor.grad_clip, total_steps=total_optimiser_steps)
+        anchored = actor.proximal == "recompute" and actor.prox_anchor == "publish"
+        self._anchor = Anchor(model) if anchored else None
+        self._max_tokens = actor.ppo_max_token_len_per_gpu
         self._reinforce = actor.proximal == "bypass" and correction.loss_type == "reinforce"
         self._loss_mode = "bypass_mode" if self._reinforce else actor.loss_mode
-        self._autocast = config.model.dtype == "bfloat16"
-        self._loss_config = LossConfig(
-            clip_ratio_low=actor.clip_ratio_low,
-            clip_ratio_high=actor.clip_ratio_high,
-            clip_ratio_c=actor.clip_ratio_c,
-            loss_agg_mode=actor.loss_agg_mode,
-            loss_scale_factor=_loss_scale(config),
-            loss_type=correction.loss_type,
-        )
+        self._loss_config = _loss_config(config)
+        self._version = -1
+        self._steps_since_publish = 0
+        self._training_steps = 0
 
     def update(self, batch: Batch) -> dict[str, float]:
         """One training step: advantages over the whole batch, then one optimiser step per mini-batch.
@@ -75,27 +92,38 @@ class Actor:
         Returns:
             the trainer's part of the metrics row.
         """
-        data = TrainingData.from_groups(batch.groups, self._config.actor.ppo_mini_batch_size)
+        self._note_version(batch.version)
+        data = TrainingData.from_groups(batch.groups, self._config.actor.ppo_mini_batch_size).to(self.model.device)
+        data = self._with_forwards(data)
+        credit = self._credit.assign(data)
+        data = data.with_columns(
+            advantages=credit.advantages.to(self.model.device), returns=credit.returns.to(self.model.device)
+        )
         # Group statistics are those of all tokens; what is too old to be trained is masked after them.
-        data = data.with_columns(advantages=self._advantages(data)).trained_from(batch.min_version)
-        data = data.to(self.model.device)
-        if self._config.actor.proximal == "recompute":
-            data = data.with_columns(prox_logp=self._proximal(data))
+        data = data.trained_from(batch.min_version).with_branch_weights(self._config.algorithm.branch_weighting)
         self.forwards["train"] += 1
         lr = self._optimiser.lr
+        started = self._policy_version
+        learns = self._training_steps >= self._config.trainer.critic_warmup
         parts: list[Metrics] = []
         norms: list[float | None] = []
         for mini_batch in data.mini_batches():
-            step_parts = merge(self._gradients(mini_batch))
-            # A NaN log-prob can leave the gradient finite: the clamps of the loss stop it. The loss shows it.
-            norms.append(self._optimiser.step(valid=bool(step_parts["actor/loss"][0].isfinite())))
+            if self._critic is not None:
+                parts.append(self._critic.update(mini_batch))
+            step_parts = merge(self._gradients(mini_batch, started, learns=learns))
+            if learns:
+                # A NaN log-prob can leave the gradient finite: the clamps of the loss stop it. The loss shows it.
+                norms.append(self._optimiser.step(valid=bool(step_parts["actor/loss"][0].isfinite())))
+                self._steps_since_publish += 1
             parts.append(step_parts)
+        self._training_steps += 1
         taken = [norm for norm in norms if norm is not None]
         merged = merge(parts)
         # What could not be measured (every token was rejected) is not a number, rather than no key.
         return (
             dict.fromkeys(merged, math.nan)
             | summarise(merged)
+            | credit.metrics
             | {
                 "actor/grad_norm": sum(taken) / len(taken) if taken else 0.0,
                 "actor/skipped_steps": float(len(norms) - len(taken)),
@@ -104,64 +132,79 @@ class Actor:
             }
         )
 
-    def log_probs(self, branches: Sequence[Branch]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs of the branches' trained tokens and entropies (without gradient) of the distributions they come
-        from, both `[1, N]` in float32 nats, under the temperature each token was sampled at."""
-        packed = pack(branches, self.model.device)
-        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._autocast):
-            logp, entropy = self._token_log_probs(packed)
-        return logp[None], entropy[None]
+    def log_probs(self, branches: Sequence[Branch]) -> TokenStatistics:
+        """What the policy says of the branches' trained tokens."""
+        return self._policy.statistics(branches)
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights to publish in the engines' type, tied ones once. Every rank advances it: gathering shards is a
         collective."""
-        dtype = getattr(torch, self._config.model.dtype)
-        for name, parameter in self.model.named_parameters():
-            yield name, parameter.detach().to(dtype)
+        return self._policy.named_tensors()
 
-    def _advantages(self, data: TrainingData) -> torch.Tensor:
-        algorithm = self._config.algorithm
-        advantages, _ = compute_advantages(
-            algorithm.adv_estimator,
-            token_rewards=data["token_rewards"],
-            mask=data.mask,
-            layout=data.layout,
-            config=AdvantageConfig(norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo),
-        )
-        return advantages
+    def _note_version(self, version: int) -> None:
+        """The weights are those published as `version` when its first batch comes."""
+        if version != self._version:
+            self._version, self._steps_since_publish = version, 0
+            if self._anchor is not None:
+                self._anchor.take()
+
+    @property
+    def _policy_version(self) -> float:
+        """v + k/K after k of the K optimiser steps that lead from version v to the next one."""
+        async_training = self._config.async_training
+        steps = async_training.require_batches * async_training.trigger_parameter_sync_step
+        return self._version + min(1.0, self._steps_since_publish / steps)
 
     @torch.no_grad()
-    def _proximal(self, data: TrainingData) -> torch.Tensor:
-        """Log-probs under the weights at the start of the step, `[1, N]`; 0 for sequences that are not trained."""
-        self.forwards["proximal"] += 1
-        proximal = torch.zeros_like(data["behav_logp"])
-        for piece in data.micro_batches(self._max_tokens):
-            proximal[:, data.tokens_of(piece)] = self.log_probs([data.sequences[i].branch for i in piece])[0]
-        return proximal
+    def _with_forwards(self, data: TrainingData) -> TrainingData:
+        """Columns that take a forward over the whole batch each, before anything is updated."""
+        config = self._config
+        if config.actor.proximal == "recompute":
+            self.forwards["proximal"] += 1
+            with nullcontext() if self._anchor is None else self._anchor.in_place():
+                data = data.computed(self._max_tokens, self._proximal)
+            data = data.with_columns(anchor_logp=data["prox_logp"])
+            if config.algorithm.adv_estimator in NEEDS_PROXIMAL:
+                data = data.with_columns(importance_weights=self._correct(data, data["prox_logp"]).weights)
+        else:
+            data = data.with_columns(anchor_logp=data["behav_logp"])
+        if config.has_reference:
+            self.forwards["reference"] += 1
+            data = data.computed(
+                self._max_tokens, lambda micro: {"ref_logp": self._policy.reference_logp(micro.branches)}
+            )
+        return data if self._critic is None else self._critic.with_values(data)
 
-    def _gradients(self, mini_batch: TrainingData) -> list[Metrics]:
-        """Accumulates the gradients of one optimiser step; all denominators are those of the whole step."""
+    def _proximal(self, micro: TrainingData) -> dict[str, torch.Tensor]:
+        statistics = self._policy.statistics(micro.branches)
+        return {"prox_logp": statistics.logp, "sum_pi_squared": statistics.sum_pi_squared}
+
+    def _gradients(self, mini_batch: TrainingData, step_version: float, *, learns: bool) -> list[Metrics]:
+        """Accumulates the gradients of one optimiser step; all denominators are those of the whole step.
+
+        Args:
+            step_version: of the weights at the start of the training step.
+            learns: false computes the metrics alone.
+        """
         totals = Totals.count(mini_batch.mask, mini_batch.layout)
         zero = torch.zeros((), device=self.model.device)
         parts: list[Metrics] = [{"actor/loss": (zero, zero + 1)}]
+        if self._config.actor.use_kl_loss:
+            parts.append({"actor/kl_loss": (zero, zero + 1)})
         if "prox_logp" in mini_batch.columns:
             correction = self._correct(mini_batch, mini_batch["prox_logp"])
             parts.append(correction.metrics)
             mini_batch = mini_batch.with_columns(weights=correction.weights, kept=correction.mask)
         for indices in mini_batch.micro_batches(self._max_tokens):
             micro = mini_batch.select(indices)
-            logp, entropy = self.log_probs([sequence.branch for sequence in micro.sequences])
-            if "prox_logp" in micro.columns:
-                correction = Correction(micro.columns.get("weights"), micro["kept"], {})
-            else:
-                # Under bypass the ratio of the loss stands for the weight, except with REINFORCE.
-                correction = self._correct(micro, logp.detach())
-                parts.append(correction.metrics)
-                correction = correction if self._reinforce else replace(correction, weights=None)
+            with torch.set_grad_enabled(learns):
+                current = self._policy.statistics(micro.branches, entropy_gradient=self._config.actor.entropy_coeff > 0)
+            prox_logp, correction = self._anchored(micro, current.logp.detach(), step_version)
+            parts.append(correction.metrics)
             loss, metrics = policy_loss(
                 self._loss_mode,
-                logp=logp,
-                prox_logp=micro.columns.get("prox_logp", micro["behav_logp"]),
+                logp=current.logp,
+                prox_logp=prox_logp,
                 behav_logp=micro["behav_logp"],
                 advantages=micro["advantages"],
                 mask=micro.mask,
@@ -170,10 +213,53 @@ class Actor:
                 correction=correction,
                 totals=totals,
             )
-            loss.backward()
-            own = {"actor/loss": (loss.detach(), zero), "actor/entropy": mean_pair(entropy, micro.mask != 0)}
+            loss, own = self._regularised(loss, current, micro, correction.mask, totals)
+            if learns:
+                loss.backward()
+            own["actor/loss"] = (loss.detach(), zero)
+            own["actor/entropy"] = mean_pair(current.entropy, micro.mask != 0)
             parts += [metrics, own]
         return parts
+
+    def _anchored(
+        self, micro: TrainingData, logp: torch.Tensor, step_version: float
+    ) -> tuple[torch.Tensor, Correction]:
+        """The log-probs that the ratio is taken to, and the correction, for a micro-batch."""
+        if "prox_logp" in micro.columns:
+            return micro["prox_logp"], Correction(micro.columns.get("weights"), micro["kept"], {})
+        if self._config.actor.proximal == "loglinear":
+            published = self._config.actor.prox_anchor == "publish"
+            prox_logp = proximal_logp(
+                "loglinear",
+                logp=logp,
+                behav_logp=micro["behav_logp"],
+                versions=micro["versions"],
+                version_prox=self._version if published else step_version,
+                version_now=self._policy_version,
+            )
+            return prox_logp, self._correct(micro, prox_logp)
+        # Under bypass the ratio of the loss stands for the weight, except with REINFORCE.
+        correction = self._correct(micro, logp)
+        return micro["behav_logp"], correction if self._reinforce else replace(correction, weights=None)
+
+    def _regularised(
+        self, loss: torch.Tensor, current: TokenStatistics, micro: TrainingData, kept: torch.Tensor, totals: Totals
+    ) -> tuple[torch.Tensor, Metrics]:
+        """The loss with its entropy bonus and its KL term, of the tokens that rejection left."""
+        actor, metrics = self._config.actor, dict[str, Any]()
+
+        def share(values: torch.Tensor) -> torch.Tensor:
+            scale = self._loss_config.loss_scale_factor
+            values = torch.where(kept != 0, values, 0.0)
+            return aggregate(values, micro.mask, actor.loss_agg_mode, layout=micro.layout, totals=totals, scale=scale)
+
+        if actor.entropy_coeff > 0:
+            loss = loss - actor.entropy_coeff * share(current.entropy)
+        if actor.use_kl_loss:
+            divergence = share(kl_penalty(current.logp, micro["ref_logp"], actor.kl_loss_type))
+            loss = loss + actor.kl_loss_coef * divergence
+            metrics["actor/kl_loss"] = (divergence.detach(), torch.zeros_like(divergence))
+        return loss, metrics
 
     def _correct(self, data: TrainingData, prox_logp: torch.Tensor) -> Correction:
         return rollout_correction(
@@ -185,15 +271,24 @@ class Actor:
         )
 
 
-def _loss_scale(config: RunConfig) -> float | None:
-    """The divisor of `seq-mean-token-sum-norm`: the width of a micro-batch's row would make the loss depend on it."""
-    if config.actor.loss_agg_mode != "seq-mean-token-sum-norm":
-        return None
-    return config.actor.loss_scale_factor or float(config.data.max_response_length)
+def _loss_config(config: RunConfig) -> LossConfig:
+    actor = config.actor
+    same = (
+        *("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode", "tau_pos", "tau_neg"),
+        *("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef", "dro_beta"),
+    )
+    return LossConfig(
+        **{name: getattr(actor, name) for name in same},
+        loss_scale_factor=token_scale(actor.loss_agg_mode, config, actor.loss_scale_factor),
+        loss_type=config.algorithm.rollout_correction.loss_type,
+    )
 
 
-def load_actor(config: RunConfig, path: str) -> Actor:
-    """An actor for the model in `path` (directory or hub id), on the run's device.
+def load_actor(config: RunConfig, path: str, critic_path: str | None = None) -> Actor:
+    """An actor for the model in `path` (directory or hub id), on the run's device, with what it needs beside it.
+
+    Args:
+        critic_path: where the critic starts from, if there is one; None: from `path`.
 
     Raises:
         OSError: no model there.
@@ -202,7 +297,17 @@ def load_actor(config: RunConfig, path: str) -> Actor:
 
     torch.manual_seed(config.data.seed)
     device = get_device(config.trainer.device).torch_device()
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     steps = config.trainer.total_steps
     horizon = steps * config.async_training.require_batches if steps else None
-    return Actor(config, model.to(device), total_optimiser_steps=horizon)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    reference: Any = None
+    if config.model.lora_rank:
+        add_lora(model, config.model)
+    elif config.has_reference:
+        # In the policy's own type: with other roundings the divergence of the policy from itself would not be 0.
+        reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        reference = reference.to(device).requires_grad_(False)
+    critic = None
+    if config.has_critic:
+        critic = load_critic(config, critic_path or path, total_optimiser_steps=horizon, device=device)
+    return Actor(config, model.to(device), total_optimiser_steps=horizon, reference=reference, critic=critic)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from agentrl.algorithm import Layout
-from agentrl.record import Branch, Group
+from agentrl.algorithm import Layout, branch_weights
+from agentrl.record import Branch, Group, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,11 @@ class TrainingSequence:
     Attributes:
         episode, group: numbers within the batch.
         mini_batch: which optimiser step of the batch trains it.
-        reward: of the episode, with the turn rewards of its other branches; those of its own turns come on top. So
-            every branch carries all that the episode earned.
+        trajectory: the episode.
+        elsewhere: the turn rewards of the episode's other branches.
+        greedy: a greedy episode of the same task, where there was one.
         episode_tokens: trained tokens of the whole episode.
+        weight: how much it counts in the loss.
         trained: whether any of its tokens is.
     """
 
@@ -29,8 +31,11 @@ class TrainingSequence:
     episode: int
     group: int
     mini_batch: int
-    reward: float
+    trajectory: Trajectory
+    elsewhere: float
+    greedy: Trajectory | None
     episode_tokens: int
+    weight: float = 1.0
     trained: bool = True
 
 
@@ -40,9 +45,9 @@ class TrainingData:
 
     Attributes:
         columns: tensors `[1, N]`, the trained tokens of all sequences one after the other. From the start:
-            `behav_logp` (recorded at sampling), `token_rewards` (the outcome stands on a sequence's last trained
-            token, a turn's own reward on the turn's last) and `versions`. `mask`, where there is one, is 0 at tokens
-            that are not trained after all.
+            `behav_logp` (recorded at sampling), `versions`, `turn_rewards` (on the last token of each turn), `turn`
+            (number of the token's turn) and `place` (tokens since the branch's first trained one). `mask`, where there
+            is one, is 0 at tokens that are not trained after all.
     """
 
     sequences: list[TrainingSequence]
@@ -55,14 +60,16 @@ class TrainingData:
         episode = 0
         for number, group in enumerate(groups):
             for trajectory in group.trajectories:
-                credit = sum(map(_turn_credit, trajectory.branches))
+                credit = sum(map(turn_credit, trajectory.branches))
                 sequences += [
                     TrainingSequence(
                         branch=branch,
                         episode=episode,
                         group=number,
                         mini_batch=number // groups_per_mini_batch,
-                        reward=trajectory.reward + credit - _turn_credit(branch),
+                        trajectory=trajectory,
+                        elsewhere=credit - turn_credit(branch),
+                        greedy=group.greedy,
                         episode_tokens=trajectory.sampled_tokens,
                     )
                     for branch in trajectory.branches
@@ -74,12 +81,18 @@ class TrainingData:
         columns = {
             "behav_logp": [b.logprobs[mask] for b, mask in zip(branches, masks, strict=True)],
             "versions": [b.versions[mask] for b, mask in zip(branches, masks, strict=True)],
-            "token_rewards": [_token_rewards(s)[mask] for s, mask in zip(sequences, masks, strict=True)],
+            "turn_rewards": [_turn_rewards(b)[mask] for b, mask in zip(branches, masks, strict=True)],
+            "turn": [_turn_numbers(b)[mask] for b, mask in zip(branches, masks, strict=True)],
+            "place": [np.flatnonzero(mask) - np.flatnonzero(mask)[0] for mask in masks],
         }
         return cls(sequences, {name: torch.from_numpy(np.concatenate(c))[None] for name, c in columns.items()})
 
     def __getitem__(self, column: str) -> torch.Tensor:
         return self.columns[column]
+
+    @property
+    def branches(self) -> list[Branch]:
+        return [sequence.branch for sequence in self.sequences]
 
     @property
     def mask(self) -> torch.Tensor:
@@ -97,7 +110,7 @@ class TrainingData:
         counts = [sequence.branch.trained_tokens for sequence in self.sequences]
         device = self.columns["behav_logp"].device
 
-        def ids(values: list[int] | np.ndarray) -> torch.Tensor:
+        def ids(values: Sequence[float] | np.ndarray) -> torch.Tensor:
             return torch.as_tensor(values, device=device)
 
         return Layout(
@@ -105,7 +118,28 @@ class TrainingData:
             episode=ids([sequence.episode for sequence in self.sequences]),
             group=ids([sequence.group for sequence in self.sequences]),
             episode_tokens=ids([sequence.episode_tokens for sequence in self.sequences]),
+            weight=None if self._unweighted else ids([sequence.weight for sequence in self.sequences]),
+            turn=self.columns["turn"],
+            place=self.columns["place"],
         )
+
+    @property
+    def _unweighted(self) -> bool:
+        return all(sequence.weight == 1 for sequence in self.sequences)
+
+    @property
+    def last_tokens(self) -> torch.Tensor:
+        """Where in the columns the last token of each sequence is, long `[S]`."""
+        counts = torch.tensor([sequence.branch.trained_tokens for sequence in self.sequences])
+        return (counts.cumsum(0) - 1).to(self.columns["behav_logp"].device)
+
+    def with_branch_weights(self, mode: str) -> TrainingData:
+        """The same data with the weights of its sequences (`algorithm.branch_weights`)."""
+        if len({sequence.episode for sequence in self.sequences}) == len(self.sequences):
+            return self
+        weights = branch_weights(mode, self.mask, self.layout).tolist()
+        pairs = zip(self.sequences, weights, strict=True)
+        return replace(self, sequences=[replace(sequence, weight=weight) for sequence, weight in pairs])
 
     def with_columns(self, **columns: torch.Tensor | None) -> TrainingData:
         """The same sequences with further columns; None adds nothing."""
@@ -145,6 +179,16 @@ class TrainingData:
         """What each optimiser step of the batch trains."""
         for number in sorted({sequence.mini_batch for sequence in self.sequences}):
             yield self.select([i for i, sequence in enumerate(self.sequences) if sequence.mini_batch == number])
+
+    def computed(self, max_tokens: int, function: Callable[[TrainingData], dict[str, torch.Tensor]]) -> TrainingData:
+        """The same data with the columns, `[1, N]` in float32, that `function` computes for micro-batches; 0 for
+        sequences that are not trained."""
+        columns: dict[str, torch.Tensor] = {}
+        for indices in self.micro_batches(max_tokens):
+            for name, values in function(self.select(indices)).items():
+                column = columns.setdefault(name, torch.zeros_like(self.columns["behav_logp"]))
+                column[:, self.tokens_of(indices)] = values
+        return self.with_columns(**columns)
 
     def micro_batches(self, max_tokens: int) -> Iterator[list[int]]:
         """Splits the trained sequences into pieces of at most `max_tokens` tokens each, or of one longer sequence;
@@ -202,15 +246,21 @@ def pack(branches: Sequence[Branch], device: torch.device) -> PackedInput:
     return PackedInput(**{name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
 
 
-def _turn_credit(branch: Branch) -> float:
+def turn_credit(branch: Branch) -> float:
+    """What the turns of a branch earned."""
     return sum(turn.reward for turn in branch.turns if turn.reward is not None)
 
 
-def _token_rewards(sequence: TrainingSequence) -> np.ndarray:
-    branch = sequence.branch
+def _turn_rewards(branch: Branch) -> np.ndarray:
     rewards = np.zeros(len(branch.token_ids), np.float32)
     for turn in branch.turns:
         if turn.reward is not None:
             rewards[turn.end - 1] += turn.reward
-    rewards[np.flatnonzero(branch.loss_mask)[-1]] += sequence.reward
     return rewards
+
+
+def _turn_numbers(branch: Branch) -> np.ndarray:
+    numbers = np.zeros(len(branch.token_ids), np.int64)
+    for number, turn in enumerate(branch.turns):
+        numbers[turn.start : turn.end] = number
+    return numbers

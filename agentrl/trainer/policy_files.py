@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from agentrl.trainer.lora import merged_tensors
+
 Weights = dict[str, torch.Tensor]
 
 
@@ -17,9 +19,8 @@ def snapshot(model: Any, *, copy: bool = True) -> Weights:
     Args:
         copy: whether they have to stay as they are while the model trains on.
     """
-    repeated = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    repeated -= {name for name, _ in model.named_parameters()}
-    kept = {name: tensor for name, tensor in model.state_dict().items() if name not in repeated}
+    kept = dict(merged_tensors(model))
+    kept |= {name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()}
     return {name: tensor.detach().to("cpu", copy=copy) for name, tensor in kept.items()}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,20 @@ CHUNK_ELEMENTS = 2**25
 """Logits computed together: 128 MiB in float32. A micro-batch with fewer keeps them, and is not computed twice."""
 
 logger = logging.getLogger(__name__)
+
+
+class TokenStatistics(NamedTuple):
+    """Of the distributions that trained tokens were drawn from, under the temperature of each, `[N]` in float32.
+
+    Attributes:
+        logp: log-probs of the tokens, nats.
+        entropy: nats; with a gradient only where it was asked for.
+        sum_pi_squared: sum of the squared probabilities of all tokens, without gradient.
+    """
+
+    logp: Tensor
+    entropy: Tensor
+    sum_pi_squared: Tensor
 
 
 class TokenLogProbs:
@@ -42,11 +56,15 @@ class TokenLogProbs:
         if not self.chunked:
             logger.info("the logits of %s are computed in one piece", type(model).__name__)
 
-    def __call__(self, packed: PackedInput) -> tuple[Tensor, Tensor]:
-        """Log-probs of the trained tokens, and entropies (without gradient) of the distributions they were drawn from,
-        both `[N]` in float32 nats, under the temperature each token was sampled at."""
+    def __call__(self, packed: PackedInput, *, entropy_gradient: bool = False) -> TokenStatistics:
+        """The statistics of the trained tokens.
+
+        Args:
+            entropy_gradient: whether entropies have one, which costs time and memory.
+        """
         if not self.chunked:
-            return _from_logits(self._forward(packed).float() / packed.temperatures[:, None], packed.targets)
+            logits = self._forward(packed).float() / packed.temperatures[:, None]
+            return _from_logits(logits, packed.targets, entropy_gradient)
         with _skipped(self._head):
             hidden = self._forward(packed)
         weight, bias = self._head.weight, self._head.bias
@@ -54,7 +72,9 @@ class TokenLogProbs:
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         with torch.autocast(device, enabled=False):
-            return _Head.apply(hidden, weight, bias, packed.targets, packed.temperatures, dtype, rows)
+            return TokenStatistics(
+                *_Head.apply(hidden, weight, bias, packed.targets, packed.temperatures, dtype, rows, entropy_gradient)
+            )
 
     def _forward(self, packed: PackedInput) -> Tensor:
         """`[N, V]`, or what the output layer would read."""
@@ -102,25 +122,26 @@ class _Head(torch.autograd.Function):
         temperatures: Tensor,
         dtype: torch.dtype,
         rows: int,
-    ) -> tuple[Tensor, Tensor]:
+        entropy_gradient: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Of `hidden` `[N, H]`; products are computed in `dtype`, everything after them in float32."""
-        logp, entropy, normaliser = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
+        logp, entropy, squares, normaliser = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(4))
         logits = hidden.new_empty(0)
         cast_weight, cast_bias = weight.to(dtype), None if bias is None else bias.to(dtype)
         for part in _parts(len(hidden), rows):
             logits = _logits(hidden[part].to(dtype), cast_weight, cast_bias, temperatures[part])
             normaliser[part] = logits.logsumexp(-1)
             logp[part] = logits.gather(-1, targets[part, None])[:, 0] - normaliser[part]
-            entropy[part] = _entropy(logits, normaliser[part])
+            entropy[part], squares[part] = _moments(logits, normaliser[part])
         kept = logits if len(hidden) <= rows else None
-        ctx.save_for_backward(hidden, weight, bias, targets, temperatures, normaliser, kept)
-        ctx.dtype, ctx.rows = dtype, rows
-        ctx.mark_non_differentiable(entropy)
-        return logp, entropy
+        ctx.save_for_backward(hidden, weight, bias, targets, temperatures, normaliser, kept, entropy)
+        ctx.dtype, ctx.rows, ctx.entropy_gradient = dtype, rows, entropy_gradient
+        ctx.mark_non_differentiable(*([squares] if entropy_gradient else [entropy, squares]))
+        return logp, entropy, squares
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, temperatures, normaliser, kept = ctx.saved_tensors
+        hidden, weight, bias, targets, temperatures, normaliser, kept, entropy = ctx.saved_tensors
         dtype = ctx.dtype
         cast_weight, cast_bias = weight.to(dtype), None if bias is None else bias.to(dtype)
         hidden_gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
@@ -131,7 +152,14 @@ class _Head(torch.autograd.Function):
             logits = _logits(states, cast_weight, cast_bias, temperatures[part]) if kept is None else kept
             # Of the log-prob: 1 at the target minus the probabilities, over the temperature.
             scale = gradients[0][part] / temperatures[part]
-            towards = (logits - normaliser[part, None]).exp_().mul_(-scale[:, None])
+            logs = logits - normaliser[part, None]
+            if ctx.entropy_gradient:
+                # Of the entropy: -p (log p + entropy), over the temperature.
+                spread = (gradients[1][part] / temperatures[part])[:, None]
+                factor = (logs + entropy[part, None]).mul_(-spread).sub_(scale[:, None])
+                towards = logs.exp_().mul_(factor)
+            else:
+                towards = logs.exp_().mul_(-scale[:, None])
             towards.scatter_add_(1, targets[part, None], scale[:, None])
             towards = towards.to(dtype)
             if hidden_gradient is not None:
@@ -142,7 +170,7 @@ class _Head(torch.autograd.Function):
                 weight_gradient += towards.T @ states
             if bias_gradient is not None:
                 bias_gradient += towards.sum(0)
-        return hidden_gradient, weight_gradient, bias_gradient, None, None, None, None
+        return hidden_gradient, weight_gradient, bias_gradient, None, None, None, None, None
 
 
 def _parts(length: int, rows: int) -> Iterator[slice]:
@@ -154,14 +182,17 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: T
     return nn.functional.linear(hidden, weight, bias).float().div_(temperatures[:, None])
 
 
-def _entropy(logits: Tensor, normaliser: Tensor) -> Tensor:
-    return normaliser - (logits - normaliser[:, None]).exp_().mul_(logits).sum(-1)
+def _moments(logits: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
+    """Entropy and sum of squared probabilities of each row."""
+    probabilities = (logits - normaliser[:, None]).exp_()
+    entropy = normaliser - torch.linalg.vecdot(probabilities, logits)
+    return entropy, torch.linalg.vecdot(probabilities, probabilities)
 
 
-def _from_logits(logits: Tensor, targets: Tensor, rows: int = 1024) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies from all logits `[N, V]` at once."""
+def _from_logits(logits: Tensor, targets: Tensor, entropy_gradient: bool, rows: int = 1024) -> TokenStatistics:
+    """From all logits `[N, V]` at once."""
     logp = logits.gather(-1, targets[:, None])[:, 0] - logits.logsumexp(-1)
-    with torch.no_grad():
-        parts = logits.split(rows)
-        entropies = [_entropy(part, part.logsumexp(-1)) for part in parts]
-    return logp, torch.cat(entropies)
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        moments = [_moments(part, part.logsumexp(-1)) for part in logits.split(rows)]
+    entropy, squares = (torch.cat(parts) for parts in zip(*moments, strict=True))
+    return TokenStatistics(logp, entropy, squares.detach())

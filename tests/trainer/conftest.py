@@ -12,6 +12,8 @@ import torch
 from agentrl.config import RunConfig, load_config
 from agentrl.record import Batch, Branch, Group, Trajectory, Turn
 from agentrl.trainer.actor import Actor
+from agentrl.trainer.critic import Critic, ValueModel
+from agentrl.trainer.lora import add_lora
 from tests.support.models import random_model
 
 torch.set_num_threads(1)
@@ -45,7 +47,16 @@ def new_actor(new_model: Callable[..., Any], new_config: Callable[..., RunConfig
     """`new_actor("key=value", ..., family="qwen3", seed=0)`: an actor on a fresh random model."""
 
     def build(*overrides: str, family: str = "qwen3", seed: int = 0, steps: int | None = None) -> Actor:
-        return Actor(new_config(*overrides), new_model(family, seed), total_optimiser_steps=steps)
+        config, model = new_config(*overrides), new_model(family, seed)
+        reference = None
+        if config.model.lora_rank:
+            add_lora(model, config.model)
+        elif config.has_reference:
+            reference = new_model(family, seed)
+        critic = None
+        if config.has_critic:
+            critic = Critic(config, ValueModel(new_model(family, seed + 1).model), total_optimiser_steps=steps)
+        return Actor(config, model, total_optimiser_steps=steps, reference=reference, critic=critic)
 
     return build
 

@@ -56,7 +56,7 @@ def test_trainer_and_engine_agree_on_the_policy(
         logprobs = np.concatenate([np.zeros(start, np.float32), result.logprobs])
         branches.append(Branch(np.concatenate([ids, result.token_ids]), mask, logprobs, mask - 1, [turn]))
         recorded.append(result.logprobs)
-    logp, _ = new_actor(family=family).log_probs(branches)
+    logp = new_actor(family=family).log_probs(branches).logp
     np.testing.assert_allclose(logp[0].detach().numpy(), np.concatenate(recorded), atol=1e-5)
 
 
@@ -125,6 +125,9 @@ def test_gradients_do_not_depend_on_the_order_of_episodes(
         ([], {"proximal": 1, "train": 1}),
         ([BYPASS], {"train": 1}),
         ([BYPASS, REINFORCE], {"train": 1}),
+        (["actor.proximal=loglinear"], {"train": 1}),
+        (["actor.use_kl_loss=true", "model.lora_rank=2"], {"proximal": 1, "reference": 1, "train": 1}),
+        ([BYPASS, "algorithm.use_kl_in_reward=true", "model.lora_rank=2"], {"reference": 1, "train": 1}),
     ],
 )
 def test_the_forwards_over_a_batch_are_those_of_the_proximal_policy(
@@ -255,9 +258,9 @@ def test_positive_advantages_make_their_tokens_more_likely(
     actor = new_actor("actor.ppo_mini_batch_size=2", "actor.optim.lr=0.003")
     good = [b for group in groups for b in group.trajectories[0].branches]
     bad = [b for group in groups for trajectory in group.trajectories[1:] for b in trajectory.branches]
-    before = [actor.log_probs(branches)[0].mean().item() for branches in (good, bad)]
+    before = [actor.log_probs(branches).logp.mean().item() for branches in (good, bad)]
     actor.update(batch_of(groups))
-    after = [actor.log_probs(branches)[0].mean().item() for branches in (good, bad)]
+    after = [actor.log_probs(branches).logp.mean().item() for branches in (good, bad)]
     assert after[0] > before[0] and after[1] < before[1]
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.record import Branch, Group, Turn
+from agentrl.record import Branch, Group, Trajectory, Turn
 from agentrl.trainer.packing import TrainingData, pack
 
 Fixture = Callable[..., Any]
@@ -30,7 +30,7 @@ def test_the_packed_forward_equals_the_padded_one(
     groups = new_groups(3, 3, temperature=temperature)
     branches = [b for group in groups for trajectory in group.trajectories for b in trajectory.branches]
     assert len({len(branch.token_ids) for branch in branches}) > 5
-    logp, entropy = new_actor(family=family).log_probs(branches)
+    logp, entropy, _ = new_actor(family=family).log_probs(branches)
     expected = torch.cat(padded_logprobs(new_model(family), branches))
     torch.testing.assert_close(logp[0], expected, atol=1e-5, rtol=0)
     assert entropy.shape == logp.shape and not entropy.requires_grad
@@ -41,7 +41,7 @@ def test_temperatures_are_those_of_each_turn(
 ) -> None:
     branch = new_branch(np.random.default_rng(0), turns=3)
     branch.turns[0].temperature, branch.turns[2].temperature = 0.6, 1.7
-    logp, _ = new_actor().log_probs([branch])
+    logp = new_actor().log_probs([branch]).logp
     torch.testing.assert_close(logp[0], padded_logprobs(new_model(), [branch])[0], atol=1e-5, rtol=0)
 
 
@@ -49,9 +49,9 @@ def test_a_sequence_is_blind_to_its_neighbours_in_the_row(new_actor: Fixture, ne
     rng = np.random.default_rng(3)
     branches = [new_branch(rng, turns) for turns in (1, 3, 2, 1)]
     actor = new_actor()
-    alone = [actor.log_probs([branch])[0] for branch in branches]
+    alone = [actor.log_probs([branch]).logp for branch in branches]
     for order in ([0, 1, 2, 3], [3, 1, 0, 2], [1, 1, 0, 0]):
-        together = actor.log_probs([branches[i] for i in order])[0]
+        together = actor.log_probs([branches[i] for i in order]).logp
         torch.testing.assert_close(together, torch.cat([alone[i] for i in order], 1), atol=1e-5, rtol=0)
 
 
@@ -67,26 +67,30 @@ def test_each_trained_token_is_predicted_by_the_token_before_it() -> None:
     assert packed.targets.tolist() == [11, 12, 15, 8]
 
 
-def test_a_turns_reward_stands_on_its_last_token_and_the_outcome_on_the_last_of_all(
-    new_trajectory: Fixture,
-) -> None:
+def test_turns_and_places_are_numbered_along_a_branch() -> None:
     mask = np.array([0, 1, 1, 0, 0, 1, 1, 1], np.uint8)
     turns = [Turn(1, 3, 1.0, "stop", reward=0.5), Turn(5, 8, 1.0, "stop", reward=-0.25)]
     branch = Branch(np.arange(8), mask, np.zeros(8, np.float32), np.where(mask, 0, -1), turns)
     one_token = Branch(np.array([7, 8]), np.array([0, 1], np.uint8), np.zeros(2, np.float32), np.array([-1, 0]), [])
-    episodes = [new_trajectory([branch], 2.0), new_trajectory([one_token], 3.0)]
+    episodes = [Trajectory("e", "g", "t", 0, 0, [b], 2.0) for b in (branch, one_token)]
     data = TrainingData.from_groups([Group("g", episodes, 0)], 1)
-    assert data["token_rewards"].tolist() == [[0, 0.5, 0, 0, 2.0 - 0.25, 3.0]]
+    assert data["turn_rewards"].tolist() == [[0, 0.5, 0, 0, -0.25, 0]]
+    assert data["turn"].tolist() == [[0, 0, 1, 1, 1, 0]]
+    assert data["place"].tolist() == [[0, 1, 4, 5, 6, 0]]
+    assert data.last_tokens.tolist() == [4, 5]
 
 
-def test_every_branch_carries_all_that_its_episode_earned(new_trajectory: Fixture) -> None:
-    mask, versions = np.array([0, 1, 1], np.uint8), np.array([-1, 0, 0])
-    branches = [
-        Branch(np.arange(3), mask, np.zeros(3, np.float32), versions, [Turn(1, 3, 1.0, "stop", reward=credit)])
-        for credit in (0.5, None, 0.25)
-    ]
-    data = TrainingData.from_groups([Group("g", [new_trajectory(branches, 1.0)], 0)], 1)
-    assert data.layout.sums(data["token_rewards"], data.mask).tolist() == [1.75, 1.75, 1.75]
+@pytest.mark.parametrize(("mode", "weights"), [("episode", [0.5, 0.5, 1]), ("branch", [1, 1, 1])])
+def test_branches_are_weighted_within_their_episode(
+    mode: str, weights: list[float], new_branch: Fixture, new_trajectory: Fixture
+) -> None:
+    rng = np.random.default_rng(0)
+    episodes = [new_trajectory([new_branch(rng), new_branch(rng)]), new_trajectory([new_branch(rng)])]
+    data = TrainingData.from_groups([Group("g", episodes, 0)], 1).with_branch_weights(mode)
+    assert [sequence.weight for sequence in data.sequences] == weights
+    assert (data.layout.weight is None) is (mode == "branch")
+    single = TrainingData.from_groups([Group("g", episodes[1:], 0)], 1)
+    assert single.with_branch_weights(mode) is single
 
 
 def test_a_branch_with_nothing_to_train_is_left_out(new_branch: Fixture, new_trajectory: Fixture) -> None:
@@ -131,8 +135,6 @@ def test_micro_batches_hold_every_sequence_once_within_the_limit(lengths: list[i
         Branch(np.zeros(n, np.int32), np.eye(n, dtype=np.uint8)[-1], np.zeros(n, np.float32), np.eye(n)[-1] - 1, [])
         for n in lengths
     ]
-    from agentrl.record import Trajectory
-
     episodes = [Trajectory("e", "g", "t", 0, 0, [branch], 0.0) for branch in branches]
     data = TrainingData.from_groups([Group("g", episodes, 0)], 1)
     pieces = list(data.micro_batches(limit))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GPT2Config, GraniteConfig
 
-from agentrl.trainer.packed_attention import PACKED_ATTENTION
+from agentrl.trainer.packed_attention import PACKED_ATTENTION, PackedRows
 from agentrl.trainer.packing import PackedInput, pack
 from agentrl.trainer.token_logprobs import TokenLogProbs
 
@@ -25,8 +25,6 @@ def branches_of(groups: list[Any]) -> list[Any]:
 
 def plain(model: Any, packed: PackedInput, autocast: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """From all logits at once, by torch's own functions."""
-    from agentrl.trainer.packed_attention import PackedRows
-
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         logits = model(
             input_ids=packed.token_ids, position_ids=packed.positions, packed_rows=PackedRows(packed.lengths)
@@ -66,9 +64,9 @@ def test_chunks_change_nothing(
     chunked = TokenLogProbs(model, elements)
     assert chunked.chunked
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        logp, entropy = chunked(packed)
+        logp, entropy, squares = chunked(packed)
     assert logp.dtype == entropy.dtype == torch.float32
-    assert not entropy.requires_grad
+    assert not entropy.requires_grad and not squares.requires_grad
     tolerance = 2e-2 if autocast else 1e-5
     torch.testing.assert_close(logp, expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(entropy, expected_entropy, rtol=0, atol=1e-5)
@@ -93,9 +91,39 @@ def test_a_bias_of_the_output_layer_counts(new_model: Fixture, new_groups: Fixtu
     expected, _ = plain(model, packed, False)
     expected_gradients = gradients(model, expected)
     assert "lm_head.bias" in expected_gradients
-    logp, _ = TokenLogProbs(model, 100)(packed)
+    logp = TokenLogProbs(model, 100)(packed).logp
     torch.testing.assert_close(logp, expected, rtol=0, atol=1e-5)
     assert_equal(gradients(model, logp), expected_gradients, 1e-5)
+
+
+@pytest.mark.parametrize("elements", [1, 61 * 7, ALL], ids=["a token", "7 tokens", "all"])
+@pytest.mark.parametrize("whole", [False, True], ids=["in chunks", "in one piece"])
+def test_entropies_have_a_gradient_where_it_is_asked_for(
+    elements: int, whole: bool, new_model: Fixture, new_groups: Fixture
+) -> None:
+    model = new_model("llama")
+    model.set_attn_implementation(PACKED_ATTENTION)
+    packed = pack(branches_of(new_groups(1, 3, temperature=0.7)), torch.device("cpu"))
+    logits = model(
+        input_ids=packed.token_ids,
+        position_ids=packed.positions,
+        logits_to_keep=packed.predicting,
+        packed_rows=PackedRows(packed.lengths),
+    ).logits[0]
+    distribution = torch.distributions.Categorical(logits=logits.float() / packed.temperatures[:, None])
+    weights = torch.linspace(-1, 2, len(packed.targets))
+
+    def combined(logp: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
+        return logp * weights + entropy * weights.flip(0)
+
+    expected = gradients(model, combined(distribution.log_prob(packed.targets), distribution.entropy()))
+    log_probs = TokenLogProbs(model, elements)
+    log_probs.chunked = not whole
+    statistics = log_probs(packed, entropy_gradient=True)
+    torch.testing.assert_close(statistics.entropy, distribution.entropy(), rtol=0, atol=1e-5)
+    squares = distribution.probs.square().sum(-1)
+    torch.testing.assert_close(statistics.sum_pi_squared, squares, rtol=0, atol=1e-5)
+    assert_equal(gradients(model, combined(statistics.logp, statistics.entropy)), expected, 1e-4)
 
 
 SHAPE: dict[str, Any] = {
@@ -135,7 +163,7 @@ def test_logits_that_are_more_than_the_output_layers_are_computed_in_one_piece(
     expected, expected_entropy = plain(model, packed, False)
     log_probs = TokenLogProbs(model, 100)
     assert log_probs.chunked is chunked
-    logp, entropy = log_probs(packed)
+    logp, entropy, _ = log_probs(packed)
     torch.testing.assert_close(logp, expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(entropy, expected_entropy, rtol=0, atol=1e-5)
     assert_equal(gradients(model, logp), gradients(model, plain(model, packed, False)[0]), 1e-5)
