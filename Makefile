@@ -1,10 +1,10 @@
-# make demo | test | test-full | lint. Each sets up .venv first; nothing outside this folder is touched.
+# make demo | test | test-full | parity | lint. Each sets up .venv first; nothing outside this folder is touched.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-full lint clean
+.PHONY: demo test test-full parity lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/agentrl train examples/math.yaml
@@ -16,6 +16,17 @@ test: $(VENV)/.installed-dev
 # The longer tests on top: whole trainings to their accuracy, random schedules at length.
 test-full: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m full --timeout 900
+
+# The algorithms against verl's own functions, in an environment of their own.
+parity: $(VENV)-parity/.installed
+	OMP_NUM_THREADS=1 $(VENV)-parity/bin/pytest -q tests/parity
+
+$(VENV)-parity/.installed: pyproject.toml
+	test -x $(VENV)-parity/bin/python || $(PYTHON) -m venv $(VENV)-parity
+	$(VENV)-parity/bin/pip install --quiet --disable-pip-version-check -e . pytest pytest-timeout hypothesis psutil \
+	  packaging numpy ray 'tensordict>=0.8,!=0.9.0,<=0.10' omegaconf codetiming orjson
+	$(VENV)-parity/bin/pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1
+	touch $@
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -35,4 +46,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-parity build *.egg-info .pytest_cache .ruff_cache .hypothesis
