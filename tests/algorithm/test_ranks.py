@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +83,10 @@ def shares(rows: slice, totals: Totals | None) -> tuple[dict[str, Any], Totals]:
     return results, Totals.count(mask, layout)
 
 
-def work(rank: int, store: str, results: Any) -> None:
+def work(rank: int, folder: Path) -> None:
+    """One rank; the first writes what all have found together to `folder`."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
     rows = slice(0, 3) if rank == 0 else slice(3, ROWS)
     _, own = shares(rows, None)
     counts = torch.tensor([float(own.tokens), float(own.sequences), float(own.episodes)], dtype=torch.float64)
@@ -98,20 +101,18 @@ def work(rank: int, store: str, results: Any) -> None:
             dist.all_reduce(tensor)
         summed[name] = (loss.tolist(), whole.tolist(), dict(zip(metrics, pairs.tolist(), strict=True)))
     if rank == 0:
-        results.put(summed)
+        (folder / "found.json").write_text(json.dumps(summed))
     dist.destroy_process_group()
 
 
 def test_two_ranks_are_one(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    processes = [context.Process(target=work, args=(rank, str(tmp_path / "store"), results)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    found = results.get(timeout=120)
-    for process in processes:
-        process.join(timeout=60)
-        assert process.exitcode == 0
+    ranks = [subprocess.Popen([sys.executable, __file__, str(rank), str(tmp_path)]) for rank in range(2)]
+    try:
+        assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    found = json.loads((tmp_path / "found.json").read_text())
     _, totals = shares(slice(0, ROWS), None)
     expected, _ = shares(slice(0, ROWS), totals)
     assert found.keys() == expected.keys()
@@ -120,3 +121,7 @@ def test_two_ranks_are_one(tmp_path: Path) -> None:
         torch.testing.assert_close(torch.tensor(found[name][1], dtype=torch.float64), gradient, rtol=1e-7, atol=1e-12)
         averages = {key: total / count for key, (total, count) in found[name][2].items()}
         assert averages == pytest.approx(summarise(merge([metrics])), rel=1e-6), name
+
+
+if __name__ == "__main__":
+    work(int(sys.argv[1]), Path(sys.argv[2]))
