@@ -58,7 +58,14 @@ def workers(parent: int | None = None) -> set[int]:
     """Judging processes below a process, the dead but not yet reaped among them; those of the shared pool left out."""
     shared = set() if parent else set(shared_pool("math").process_ids())
     found = [child for child in psutil.Process(parent).children() if child.pid not in shared and _is_worker(child)]
-    return {process.pid for worker in found for process in (worker, *worker.children())}
+    return {pid for worker in found for pid in (worker.pid, *_children(worker))}
+
+
+def _children(process: psutil.Process) -> list[int]:
+    try:
+        return [child.pid for child in process.children()]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _is_worker(process: psutil.Process) -> bool:
