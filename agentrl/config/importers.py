@@ -16,7 +16,8 @@ from typing import Any
 
 from agentrl.config.errors import Problem
 from agentrl.config.foreign import NOT_GIVEN, Absent, Fixed, ForeignKey, Renamed, foreign_keys, show, show_any
-from agentrl.config.foreign_groups import GROUPS, Contradiction, Group
+from agentrl.config.foreign_groups import GROUPS
+from agentrl.config.key_groups import Contradiction, Group
 from agentrl.config.keys import keys, nearest_key
 from agentrl.config.layers import Layer
 from agentrl.config.tree import ABSENT, at, leaves, put, take
@@ -35,7 +36,7 @@ class Claim:
 
 @dataclass(slots=True)
 class Known:
-    """What the layers up to here say (the `View` of `foreign_groups`).
+    """What the layers up to here say (the `View` of `key_groups`).
 
     Attributes:
         foreign_values: of the keys that only mean something in groups.

@@ -1,6 +1,6 @@
 """verl's key names (0.9; its trainer, and `fully_async_policy`) and what they are here.
 
-What several keys say together is in `foreign_groups.py`: the clip range, the sizes of batches, the total of rollouts.
+What several keys say together is in `verl_groups.py` and `foreign_groups.py`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from agentrl.config.schema import OptimConfig
+from agentrl.config.update_schema import OptimConfig
 
 
 class Optimiser:

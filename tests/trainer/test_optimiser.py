@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 
-from agentrl.config.schema import OptimConfig
+from agentrl.config.update_schema import OptimConfig
 from agentrl.trainer.optimiser import Optimiser, lr_factor
 
 

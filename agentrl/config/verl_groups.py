@@ -1,0 +1,58 @@
+"""verl's keys that only say something together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.config.key_groups import CLIP, Group, View, check_count, clip_range, flag, is_count
+from agentrl.config.verl_names import ACTOR, MODEL
+
+_CLIP_KEYS = tuple(f"{ACTOR}.{name}" for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"))
+
+LORA = tuple(f"{MODEL}.{name}" for name in ("lora_rank", "lora_alpha", "target_modules"))
+
+
+def _lora(view: View) -> Mapping[str, Any]:
+    """A rank of 0 is none, whatever stands beside it."""
+    values = {f"model.{name.rpartition('.')[2]}": view.foreign(name) for name in LORA}
+    given = {key: value for key, value in values.items() if value is not None}
+    return given if given.get("model.lora_rank") != 0 else {}
+
+
+KL = tuple(f"{ACTOR}.{name}" for name in ("use_kl_loss", "kl_loss_coef", "kl_loss_type"))
+
+
+def _kl(view: View) -> Mapping[str, Any]:
+    """verl's switch, and what only counts with it."""
+    used, details = flag(view, KL[0]), KL[1:]
+    if not used:
+        return {}
+    values = {f"actor.{name.rpartition('.')[2]}": view.foreign(name) for name in details}
+    return {"actor.use_kl_loss": True} | {key: value for key, value in values.items() if value is not None}
+
+
+MINI, REQUIRED = "actor.ppo_mini_batch_size", "async_training.require_batches"
+TOTAL = "rollout.total_rollout_steps"
+
+
+def _total(view: View) -> Mapping[str, Any]:
+    """verl counts the groups of a whole run."""
+    total, factors = view.foreign(TOTAL), (view.value(MINI), view.value(REQUIRED))
+    check_count(TOTAL, total)
+    return {"trainer.total_steps": math.ceil(total / math.prod(factors))} if all(map(is_count, factors)) else {}
+
+
+VERL_GROUPS: tuple[Group, ...] = (
+    Group("verl", _CLIP_KEYS, (), clip_range(*_CLIP_KEYS), CLIP),
+    Group("verl", LORA, (), _lora, "model.lora_rank, model.lora_alpha and model.target_modules"),
+    Group("verl", KL, (), _kl, "actor.use_kl_loss, actor.kl_loss_coef and actor.kl_loss_type"),
+    Group(
+        "verl",
+        (TOTAL,),
+        (MINI, REQUIRED),
+        _total,
+        f"trainer.total_steps, after division by the groups of a training step, {MINI} x {REQUIRED}",
+    ),
+)
