@@ -93,7 +93,10 @@ class Critic:
             parts += [metrics, {"critic/loss": (loss.detach(), zero)}]
         merged = merge(parts)
         norm = self._optimiser.step(valid=bool(merged["critic/loss"][0].isfinite()))
-        return merged | {"critic/grad_norm": (zero + (norm or 0.0), zero + 1)}
+        return merged | {
+            "critic/grad_norm": (zero + (norm or 0.0), zero + 1),
+            "critic/skipped_fraction": (zero + (norm is None), zero + 1),
+        }
 
     def _values(self, data: TrainingData) -> Tensor:
         device = self.model.head.weight.device

@@ -102,6 +102,7 @@ def test_with_every_token_too_old_nothing_moves(new_actor: Fixture, new_groups: 
     before = [parameter.detach().clone() for parameter in actor._critic.model.parameters()]
     row = actor.update(Batch(0, 5, new_groups(2, 3), min_version=4))
     assert row["critic/loss"] == 0 and row["critic/grad_norm"] == 0 and row["actor/skipped_steps"] == 1
+    assert row["critic/skipped_fraction"] == 1
     assert all(torch.equal(a, b) for a, b in zip(actor._critic.model.parameters(), before, strict=True))
 
 
@@ -119,6 +120,17 @@ def test_every_aggregation_is_the_same_in_every_split(
         for limit in (10, 100_000)
     ]
     assert rows[0]["critic/grad_norm"] == pytest.approx(rows[1]["critic/grad_norm"], rel=1e-4)
+
+
+def test_a_gradient_that_is_no_number_is_skipped_and_counted(
+    new_actor: Fixture, new_groups: Fixture, batch_of: Fixture
+) -> None:
+    actor = new_actor(GAE, "actor.ppo_mini_batch_size=1")
+    groups = new_groups(2, 3)
+    actor._critic.model.backbone.embed_tokens.weight.data[groups[0].trajectories[0].branches[0].token_ids[0]] = np.nan
+    row = actor.update(batch_of(groups))
+    assert row["critic/skipped_fraction"] > 0
+    assert actor._critic.model.head.weight.isfinite().all()
 
 
 def test_values_are_told_apart_in_bfloat16_too(new_actor: Fixture, new_groups: Fixture) -> None:
