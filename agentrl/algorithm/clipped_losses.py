@@ -16,17 +16,14 @@ _DPPO_EPSILON = 1e-8
 
 @LOSSES.register("vanilla")
 def _vanilla(inputs: LossInputs) -> tuple[Tensor, Metrics]:
-    return _clipped(inputs, inputs.prox_logp, inputs.weights(inputs.prox_logp))
+    return _dual_clipped(inputs, inputs.prox_logp)
 
 
 @LOSSES.register("bypass_mode")
 def _bypass_mode(inputs: LossInputs) -> tuple[Tensor, Metrics]:
     if inputs.config.loss_type == "ppo_clip":
-        return _clipped(inputs, inputs.behav_logp, None)
-    weights = inputs.weights(inputs.logp)
-    loss = -inputs.advantages * inputs.logp
-    metrics = ratio_metrics(inputs, log_ratio(inputs.logp, inputs.behav_logp), weights)
-    return loss if weights is None else weights * loss, metrics
+        return _dual_clipped(inputs, inputs.behav_logp)
+    return -inputs.advantages * inputs.logp, ratio_metrics(inputs, inputs.logp - inputs.behav_logp)
 
 
 @LOSSES.register("gspo")
@@ -40,10 +37,7 @@ def _gspo(inputs: LossInputs) -> tuple[Tensor, Metrics]:
     ratio = (inputs.logp - inputs.logp.detach() + mean).clamp(max=_SEQUENCE_LOG_RATIO_LIMIT).exp()
     unclipped = -inputs.advantages * ratio
     clipped = -inputs.advantages * ratio.clamp(1 - config.clip_ratio_low, 1 + config.clip_ratio_high)
-    weights = inputs.weights(inputs.prox_logp)
-    metrics = ratio_metrics(inputs, plain, weights, clipped > unclipped)
-    loss = torch.maximum(unclipped, clipped)
-    return loss if weights is None else weights * loss, metrics
+    return torch.maximum(unclipped, clipped), ratio_metrics(inputs, plain, clipped > unclipped)
 
 
 @LOSSES.register("geo_mean")
@@ -61,11 +55,10 @@ def _geo_mean(inputs: LossInputs) -> tuple[Tensor, Metrics]:
     counts = layout.counts(kept).to(plain.dtype) + 1e-8
     ratio = (layout.sums(smaller, kept) / counts).clamp(max=LOG_RATIO_LIMIT).exp()
     loss = -layout.sums(inputs.advantages, kept) / counts * ratio
-    weights = inputs.weights(inputs.prox_logp)
-    if weights is not None:
-        logs = masked((weights + 1e-10).log(), kept)
+    if inputs.weights is not None:
+        logs = masked((inputs.weights + 1e-10).log(), kept)
         loss = loss * (layout.sums(logs, kept) / counts).exp()
-    return layout.spread(loss, kept), ratio_metrics(inputs, plain, weights, plain != within)
+    return layout.spread(loss, kept), ratio_metrics(inputs, plain, plain != within)
 
 
 @LOSSES.register("cispo")
@@ -75,10 +68,7 @@ def _cispo(inputs: LossInputs) -> tuple[Tensor, Metrics]:
     plain = log_ratio(inputs.logp, inputs.prox_logp)
     ratio = plain.detach().exp()
     within = ratio.clamp(1 - config.clip_ratio_low, 1 + config.clip_ratio_high)
-    loss = -within * inputs.advantages * inputs.logp
-    weights = inputs.weights(inputs.prox_logp)
-    metrics = ratio_metrics(inputs, plain, weights, ratio != within)
-    return loss if weights is None else weights * loss, metrics
+    return -within * inputs.advantages * inputs.logp, ratio_metrics(inputs, plain, ratio != within)
 
 
 @LOSSES.register("sapo")
@@ -89,9 +79,7 @@ def _sapo(inputs: LossInputs) -> tuple[Tensor, Metrics]:
     positive = (inputs.advantages > 0).to(plain.dtype)
     tau = config.tau_neg + (config.tau_pos - config.tau_neg) * positive
     gate = torch.sigmoid(tau * (plain.exp() - 1)) * (4 / tau)
-    weights = inputs.weights(inputs.prox_logp)
-    loss = -gate * inputs.advantages
-    return loss if weights is None else weights * loss, ratio_metrics(inputs, plain, weights)
+    return -gate * inputs.advantages, ratio_metrics(inputs, plain)
 
 
 @LOSSES.register("dppo_tv")
@@ -124,24 +112,25 @@ def _trust_region(inputs: LossInputs, near: Tensor) -> tuple[Tensor, Metrics]:
     plain = log_ratio(inputs.logp, inputs.prox_logp)
     ratio = plain.detach().exp()
     loss = masked(-inputs.advantages * ratio.clamp(max=inputs.config.clip_ratio_c) * inputs.logp, near)
-    weights = inputs.weights(inputs.prox_logp)
     truncated = near & (ratio > inputs.config.clip_ratio_c)
-    metrics = ratio_metrics(inputs, plain, weights, ~near, truncated)
-    return loss if weights is None else weights * loss, metrics
+    return loss, ratio_metrics(inputs, plain, ~near, truncated)
 
 
-def _clipped(inputs: LossInputs, anchor_logp: Tensor, weights: Tensor | None) -> tuple[Tensor, Metrics]:
-    """The clipped surrogate around `anchor_logp`, with dual clip, times `weights` [B, T]."""
+def _dual_clipped(inputs: LossInputs, anchor_logp: Tensor) -> tuple[Tensor, Metrics]:
+    plain, loss, clipped = surrogate(inputs, anchor_logp)
+    bound = -inputs.advantages * inputs.config.clip_ratio_c
+    at_bound = (inputs.advantages < 0) & (loss > bound)
+    return torch.where(at_bound, bound, loss), ratio_metrics(inputs, plain, clipped, at_bound)
+
+
+def surrogate(inputs: LossInputs, anchor_logp: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The log ratio to `anchor_logp`, the surrogate loss that is clipped around it, and where the clip acts."""
     config, advantages = inputs.config, inputs.advantages
     plain = log_ratio(inputs.logp, anchor_logp)
     ratio = plain.exp()
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - config.clip_ratio_low, 1 + config.clip_ratio_high)
-    loss, bound = torch.maximum(unclipped, clipped), -advantages * config.clip_ratio_c
-    at_bound = (advantages < 0) & (loss > bound)
-    metrics = ratio_metrics(inputs, plain, weights, clipped > unclipped, at_bound)
-    loss = torch.where(at_bound, bound, loss)
-    return loss if weights is None else weights * loss, metrics
+    return plain, torch.maximum(unclipped, clipped), clipped > unclipped
 
 
 def log_ratio(logp: Tensor, anchor_logp: Tensor) -> Tensor:
@@ -152,7 +141,6 @@ def log_ratio(logp: Tensor, anchor_logp: Tensor) -> Tensor:
 def ratio_metrics(
     inputs: LossInputs,
     plain: Tensor,
-    weights: Tensor | None,
     clipped: Tensor | None = None,
     at_bound: Tensor | None = None,
 ) -> Metrics:
@@ -164,5 +152,4 @@ def ratio_metrics(
         "actor/clip_fraction": mean_pair((never if clipped is None else clipped).float(), kept),
         "actor/clip_fraction_c": mean_pair((never if at_bound is None else at_bound).float(), kept),
         "actor/ppo_kl": mean_pair(-plain, kept),
-        "actor/behav_weight_mean": mean_pair(torch.ones_like(plain) if weights is None else weights, kept),
     }

@@ -1,22 +1,26 @@
 """Policy losses: what each trained token contributes to the gradient.
 
-A loss function returns one value per token; rejection and aggregation happen in one place, `policy_loss`, so
-that no loss can differ in its denominators.
+A loss function returns one value per token; weights, rejection and aggregation happen in one place, `policy_loss`, so
+that no loss can forget the correction or differ in its denominators.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 # These register the losses.
 from agentrl.algorithm import clipped_losses, plain_losses  # noqa: F401
 from agentrl.algorithm.aggregate import Totals, aggregate
-from agentrl.algorithm.correction import Correction
+from agentrl.algorithm.correction import Correction, importance_weight
 from agentrl.algorithm.layout import Layout
 from agentrl.algorithm.losses import LOSSES, LossConfig, LossInputs
 from agentrl.algorithm.masking import is_trained, masked, require_same_shape
-from agentrl.algorithm.metrics import Metrics
+from agentrl.algorithm.metrics import Metrics, mean_pair
 from agentrl.config.names import SEQUENCE_MEANS
+
+WEIGHS_SEQUENCES = "geo_mean"
+"""The loss that takes the weights into a mean over a sequence, instead of being multiplied by them."""
 
 __all__ = ["LOSSES", "LossConfig", "LossInputs", "policy_loss"]
 
@@ -92,17 +96,21 @@ def policy_loss(
     if correction is not None:
         kept = kept & is_trained(correction.mask)
     layout = layout or Layout.rows(mask)
-    inputs = LossInputs(
-        logp=masked(logp, kept),
-        prox_logp=masked(prox_logp.detach(), kept),
-        behav_logp=masked(behav_logp.detach(), kept),
-        advantages=masked(advantages.detach(), kept),
-        kept=kept,
-        layout=layout,
-        config=config,
-        correction=correction,
+    logp, prox_logp, behav_logp, advantages = (
+        masked(values, kept) for values in (logp, prox_logp.detach(), behav_logp.detach(), advantages.detach())
     )
+    reinforce = loss_mode == "bypass_mode" and config.loss_type == "reinforce"
+    if loss_mode == "bypass_mode" and not reinforce:
+        weights = None
+    elif correction is None:
+        weights = masked(importance_weight((logp if reinforce else prox_logp) - behav_logp), kept)
+    else:
+        weights = None if correction.weights is None else masked(correction.weights.detach(), kept)
+    inputs = LossInputs(logp, prox_logp, behav_logp, advantages, kept, layout, config, weights)
     values, metrics = LOSSES.get(loss_mode)(inputs)
+    if weights is not None and loss_mode != WEIGHS_SEQUENCES:
+        values = weights * values
+    applied = torch.ones_like(logp) if weights is None else weights
     loss = aggregate(
         masked(values, kept),
         mask,
@@ -111,7 +119,7 @@ def policy_loss(
         totals=totals,
         scale=config.loss_scale_factor,
     )
-    return loss, metrics
+    return loss, {**metrics, "actor/behav_weight_mean": mean_pair(applied, kept)}
 
 
 def _check(loss_mode: str, config: LossConfig) -> None:

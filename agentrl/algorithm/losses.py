@@ -9,9 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from agentrl.algorithm.aggregate import AGGREGATIONS
-from agentrl.algorithm.correction import Correction, importance_weight
 from agentrl.algorithm.layout import Layout
-from agentrl.algorithm.masking import masked
 from agentrl.algorithm.metrics import Metrics
 from agentrl.algorithm.registry import Registry
 
@@ -81,6 +79,7 @@ class LossInputs:
 
     Attributes:
         kept: bool, the trained tokens that rejection left.
+        weights: by which `policy_loss` multiplies what a loss returns for each token; None for no weight.
     """
 
     logp: Tensor
@@ -90,15 +89,8 @@ class LossInputs:
     kept: Tensor
     layout: Layout
     config: LossConfig
-    correction: Correction | None
-
-    def weights(self, numerator_logp: Tensor) -> Tensor | None:
-        """The importance weights of `correction`, or, without one, numerator / behaviour, untruncated."""
-        if self.correction is None:
-            return importance_weight(numerator_logp - self.behav_logp)
-        weights = self.correction.weights
-        return None if weights is None else masked(weights.detach(), self.kept)
+    weights: Tensor | None
 
 
 LOSSES: Registry[Callable[[LossInputs], tuple[Tensor, Metrics]]] = Registry("loss_mode", entry_points="agentrl.losses")
-"""Functions from `LossInputs` to per-token losses [B, T] and metrics over the kept tokens."""
+"""Functions from `LossInputs` to per-token losses [B, T], without the weights, and metrics over the kept tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agentrl.algorithm.clipped_losses import log_ratio, ratio_metrics
+from agentrl.algorithm.clipped_losses import log_ratio, ratio_metrics, surrogate
 from agentrl.algorithm.losses import LOSSES, LossInputs
 from agentrl.algorithm.masking import masked
 from agentrl.algorithm.metrics import Metrics
@@ -14,7 +14,7 @@ from agentrl.algorithm.metrics import Metrics
 @LOSSES.register("gpg")
 def _gpg(inputs: LossInputs) -> tuple[Tensor, Metrics]:
     """REINFORCE. arXiv:2504.02546."""
-    return _weighted(inputs, -inputs.advantages * inputs.logp)
+    return -inputs.advantages * inputs.logp, ratio_metrics(inputs, inputs.logp - inputs.prox_logp)
 
 
 @LOSSES.register("dro")
@@ -22,7 +22,8 @@ def _dro(inputs: LossInputs) -> tuple[Tensor, Metrics]:
     """REINFORCE with a quadratic pull of the log ratio towards 0. arXiv:2405.19107."""
     assert inputs.config.dro_beta is not None
     plain = inputs.logp - inputs.prox_logp
-    return _weighted(inputs, -(inputs.logp * inputs.advantages - inputs.config.dro_beta / 2 * plain.square()))
+    loss = -(inputs.logp * inputs.advantages - inputs.config.dro_beta / 2 * plain.square())
+    return loss, ratio_metrics(inputs, plain)
 
 
 @LOSSES.register("clip_cov")
@@ -32,17 +33,14 @@ def _clip_cov(inputs: LossInputs) -> tuple[Tensor, Metrics]:
     Chosen among the tokens of this call with torch's generator. Synchronises with the host.
     """
     config, kept = inputs.config, inputs.kept
-    plain = log_ratio(inputs.logp, inputs.prox_logp)
-    ratio = plain.exp()
-    unclipped = -inputs.advantages * ratio
-    clipped = -inputs.advantages * ratio.clamp(1 - config.clip_ratio_low, 1 + config.clip_ratio_high)
+    plain, loss, clipped = surrogate(inputs, inputs.prox_logp)
     covariance = _covariance(inputs)
     high = (covariance > config.clip_cov_lb) & (covariance < config.clip_cov_ub)
-    candidates = (high & kept & ~(clipped > unclipped)).flatten().nonzero().squeeze(1)
+    candidates = (high & kept & ~clipped).flatten().nonzero().squeeze(1)
     count = max(int(config.clip_cov_ratio * int(kept.sum())), 1)
     order = torch.randperm(len(candidates)).to(candidates.device)
     held = torch.zeros_like(kept).flatten().index_fill(0, candidates[order[:count]], True).view(kept.shape)
-    return _weighted(inputs, masked(torch.maximum(unclipped, clipped), ~held), held)
+    return masked(loss, ~held), ratio_metrics(inputs, plain, held)
 
 
 @LOSSES.register("kl_cov")
@@ -58,7 +56,7 @@ def _kl_cov(inputs: LossInputs) -> tuple[Tensor, Metrics]:
     highest = _covariance(inputs).flatten()[tokens].topk(count).indices
     held = torch.zeros_like(kept).flatten().index_fill(0, tokens[highest], True).view(kept.shape)
     loss = -inputs.advantages * ratio + config.ppo_kl_coef * masked(plain.abs(), held)
-    return _weighted(inputs, loss, held)
+    return loss, ratio_metrics(inputs, plain, held)
 
 
 def _covariance(inputs: LossInputs) -> Tensor:
@@ -67,9 +65,3 @@ def _covariance(inputs: LossInputs) -> Tensor:
     logp = inputs.logp.detach()
     advantages = inputs.advantages - inputs.advantages.sum() / count
     return advantages * (logp - logp.sum() / count)
-
-
-def _weighted(inputs: LossInputs, loss: Tensor, held: Tensor | None = None) -> tuple[Tensor, Metrics]:
-    weights = inputs.weights(inputs.prox_logp)
-    metrics = ratio_metrics(inputs, inputs.logp - inputs.prox_logp, weights, held)
-    return loss if weights is None else weights * loss, metrics
