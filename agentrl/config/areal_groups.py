@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from agentrl.config.foreign import show
-from agentrl.config.key_groups import CLIP, Contradiction, Group, View, check_count, clip_range, flag, is_count
+from agentrl.config.key_groups import (
+    CLIP,
+    OVERLONG_MEANING,
+    Contradiction,
+    Group,
+    View,
+    check_count,
+    clip_range,
+    flag,
+    is_count,
+    overlong,
+)
 from agentrl.config.update_schema import ActorConfig
 
 DECOUPLED, PROX_METHOD = "actor.use_decoupled_loss", "actor.prox_logp_method"
@@ -119,6 +130,10 @@ def _betas(view: View) -> Mapping[str, Any]:
     }
 
 
+_CHOOSE = (
+    "set algorithm.adv_estimator too (reinforce_plus_plus whitens what follows a token), which then gets the rewards "
+    "as the norms make them"
+)
 NORMS = ("actor.reward_norm", "actor.adv_norm")
 
 
@@ -126,10 +141,20 @@ def _norms(view: View) -> Mapping[str, Any]:
     """AReaL has no estimators: an advantage is the normalised reward. That is GRPO, Dr.GRPO or RLOO by its settings."""
     reward, advantage = (_norm(view, name) for name in NORMS)
     keys: dict[str, Any] = {} if advantage is None else {"algorithm.adv_norm": advantage}
-    if reward is None:
-        return keys
     if view.given("algorithm.adv_estimator") is not None:
-        return {"algorithm.reward_norm": reward, **keys}
+        return keys if reward is None else {"algorithm.reward_norm": reward, **keys}
+    own = {"eps": 1e-5, "std_unbiased": True}  # AReaL's, of which an estimator has its own
+    if reward is None:
+        reason = "is given without a normalisation of rewards: AReaL then takes rewards as they are for advantages"
+        raise Contradiction((NORMS[1],), reason, _CHOOSE)
+    if view.foreign(KL[0]):
+        raise Contradiction(
+            (NORMS[0], KL[0]),
+            f"is given with {KL[0]}, which AReaL takes off after it has compared the episodes, and agentrl before",
+            _CHOOSE,
+        )
+    if any(reward.get(name, value) != value for name, value in own.items()):
+        raise Contradiction((NORMS[0],), f"sets {' or '.join(own)}, which estimators have of their own", _CHOOSE)
     levels = (reward.get("mean_level", "batch"), reward.get("std_level", "batch"), bool(reward.get("mean_leave1out")))
     known = {
         ("group", "group", False): {"algorithm.adv_estimator": "grpo"},
@@ -140,8 +165,7 @@ def _norms(view: View) -> Mapping[str, Any]:
         raise Contradiction(
             (NORMS[0],),
             "normalises rewards as no estimator does",
-            "set algorithm.adv_estimator too (reinforce_plus_plus whitens what follows a token), which then gets the "
-            "rewards normalised so",
+            _CHOOSE,
         )
     return {**known[levels], **keys}
 
@@ -182,17 +206,6 @@ def _kl(view: View) -> Mapping[str, Any]:
 
 
 OVERLONG = ("actor.overlong_reward_penalty", "actor.overlong_tokens", "actor.overlong_penalty_factor")
-
-
-def _overlong(view: View) -> Mapping[str, Any]:
-    used, tokens, factor = flag(view, OVERLONG[0]), *(view.foreign(name) for name in OVERLONG[1:])
-    if not used:
-        return {}
-    for name, value in zip(OVERLONG[1:], (tokens, factor), strict=True):
-        if value is None:
-            raise Contradiction((OVERLONG[0], name), f"is true, but {name} is not given", f"set {name}")
-    return {"algorithm.overlong_buffer_len": tokens, "algorithm.overlong_penalty_factor": factor}
-
 
 LEVEL, CISPO, SAPO = "actor.importance_sampling_level", "actor.use_cispo_loss", "actor.use_sapo_loss"
 TAUS = ("actor.sapo_tau_pos", "actor.sapo_tau_neg")
@@ -258,8 +271,8 @@ AREAL_GROUPS: tuple[Group, ...] = (
         "AReaL",
         OVERLONG,
         (),
-        _overlong,
-        "algorithm.overlong_buffer_len and algorithm.overlong_penalty_factor; what counts is the longest turn",
+        overlong(OVERLONG),
+        OVERLONG_MEANING,
     ),
     Group("AReaL", (LEVEL, SAPO, *TAUS, CISPO), (), _loss, "actor.loss_mode; some as means over sequences"),
     Group(

@@ -50,10 +50,11 @@ def _rollout(config: RunConfig) -> Iterator[Problem]:
     if rollout.max_concurrent < config.episodes_per_group:
         greedy = " and the greedy one of algorithm.adv_estimator = remax" if config.plays_greedy else ""
         most = rollout.max_concurrent - config.plays_greedy
+        smaller = f", or rollout.n to {most} or less" if most else ""
         yield Problem(
             "rollout.max_concurrent",
             f"is {rollout.max_concurrent}, below rollout.n = {rollout.n}{greedy}: not one group of episodes would fit",
-            f"set rollout.max_concurrent to {config.episodes_per_group} or more, or rollout.n to {most} or less",
+            f"set rollout.max_concurrent to {config.episodes_per_group} or more{smaller}",
             others=("rollout.n",),
         )
     if config.max_lag < config.eta:
@@ -206,6 +207,15 @@ def _loss(config: RunConfig) -> Iterator[Problem]:
             "set actor.loss_agg_mode to seq-mean-token-mean",
             others=("actor.loss_mode",),
         )
+    weighted = config.algorithm.rollout_correction.loss_type == "reinforce"
+    if actor.loss_mode == "gpg" and actor.proximal == "bypass" and not weighted:
+        yield Problem(
+            "actor.loss_mode",
+            "is gpg, in which no ratio to the behaviour policy stands, and actor.proximal = bypass gives it no weight",
+            "for the same loss with a weight set algorithm.rollout_correction.loss_type to reinforce and remove "
+            "loss_mode, or set actor.proximal to recompute",
+            others=("actor.proximal",),
+        )
     if actor.loss_mode == "dro" and actor.dro_beta is None:
         yield Problem(
             "actor.dro_beta",
@@ -247,7 +257,14 @@ def _credit(config: RunConfig) -> Iterator[Problem]:
             others=("algorithm.adv_estimator",),
         )
     keys, weights = algorithm.gdpo_reward_keys, algorithm.gdpo_reward_weights
-    if algorithm.adv_estimator == "gdpo" and weights and len(weights) != len(keys):
+    if algorithm.adv_estimator == "gdpo" and not keys:
+        yield Problem(
+            "algorithm.gdpo_reward_keys",
+            "is required by algorithm.adv_estimator = gdpo: rewards have parts that only describe an episode, too",
+            "set it to the parts of the reward that are to be earned, e.g. [accuracy]",
+            others=("algorithm.adv_estimator",),
+        )
+    elif algorithm.adv_estimator == "gdpo" and weights and len(weights) != len(keys):
         yield Problem(
             "algorithm.gdpo_reward_weights",
             f"has {len(weights)} numbers for the {len(keys)} names of algorithm.gdpo_reward_keys",

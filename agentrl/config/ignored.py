@@ -173,9 +173,10 @@ def _advantages(config: RunConfig) -> Iterator[Problem]:
             )
     if estimator == "gdpo":
         keys = ["reward_bias", "reward_scaling", "reward_clip", "overlong_buffer_len", "reward_norm"]
-        for key in (*keys, *(["use_kl_in_reward"] if algorithm.use_kl_in_reward else [])):
+        keys += ["use_kl_in_reward"] if algorithm.use_kl_in_reward else []
+        for key in (*(f"algorithm.{key}" for key in keys), "rollout.unscored_reward"):
             yield Problem(
-                f"algorithm.{key}",
+                key,
                 "has no effect with algorithm.adv_estimator = gdpo, which compares the parts of the rewards instead",
                 "remove it, or set algorithm.adv_estimator to grpo",
                 others=("algorithm.adv_estimator",),

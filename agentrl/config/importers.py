@@ -98,11 +98,11 @@ class _LayerReading:
         self._claims: dict[str, Claim] = {}
 
     def result(self) -> Layer:
+        self._take_groups()  # first: a row may be about the whole section that a key of a group stands in
         renamed = [found for key in foreign_keys().values() for found in self._row(key)]
         own = [(key, Claim(value, (key,))) for key, value in leaves(self._values) if key in keys()]
         for key, claim in (*own, *renamed):
             self._claim(key, claim)
-        self._take_groups()
         self._settle()
         for group in GROUPS:
             self._group(group)

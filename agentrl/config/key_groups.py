@@ -85,6 +85,27 @@ def check_count(name: str, value: Any) -> None:
         raise Contradiction((name,), f"expected integer, at least 1; got {value!r}", "write such a value")
 
 
+OVERLONG_MEANING = (
+    "algorithm.overlong_buffer_len and algorithm.overlong_penalty_factor; what counts is the longest turn"
+)
+
+
+def overlong(names: tuple[str, str, str]) -> Callable[[View], Mapping[str, Any]]:
+    """Reads a penalty for length: its switch, the length of its buffer, and how much an answer may lose."""
+    switch, *details = names
+
+    def read(view: View) -> Mapping[str, Any]:
+        if not flag(view, switch):
+            return {}
+        for name in details:
+            if view.foreign(name) is None:
+                raise Contradiction((switch, name), f"is true, but {name} is not given", f"set {name}")
+        keys = ("algorithm.overlong_buffer_len", "algorithm.overlong_penalty_factor")
+        return {key: view.foreign(name) for key, name in zip(keys, details, strict=True)}
+
+    return read
+
+
 CLIP = "the ratio is clipped at 1 - actor.clip_ratio_low and 1 + actor.clip_ratio_high"
 
 

@@ -63,6 +63,16 @@ SEQUENCE_MEANS = ("gspo", "sapo")
 CLIPPING = ("vanilla", "bypass_mode", "gspo", "geo_mean", "cispo", "dppo_tv", "dppo_kl", "clip_cov")
 """Losses with a clip range."""
 
+RATIO_TERMS = {
+    "sapo": "the gate (actor.tau_pos, actor.tau_neg)",
+    "kl_cov": "the penalty (actor.kl_cov_ratio, actor.ppo_kl_coef)",
+    "dro": "the quadratic term (actor.dro_beta)",
+}
+"""What other losses do with a ratio, and not at a ratio of 1."""
+
+CHOOSE_TOKENS = ("clip_cov", "kl_cov")
+"""Losses that choose among the tokens of a micro-batch."""
+
 DUAL_CLIPPING = ("vanilla", "bypass_mode", "dppo_tv", "dppo_kl")
 """Losses that read `actor.clip_ratio_c`."""
 

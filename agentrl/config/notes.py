@@ -7,7 +7,7 @@ from math import floor
 from typing import Any
 
 from agentrl.config.correction import RolloutCorrectionConfig
-from agentrl.config.names import CLIPPING
+from agentrl.config.names import CHOOSE_TOKENS, CLIPPING, RATIO_TERMS
 from agentrl.config.schema import RunConfig
 
 
@@ -21,6 +21,7 @@ def config_notes(config: RunConfig) -> list[str]:
         _staleness(config),
         *_length(config),
         *_unclipped(config),
+        *_split(config),
     ]
 
 
@@ -96,7 +97,8 @@ def _loss(config: RunConfig) -> str:
 def _correction(config: RunConfig) -> str:
     correction, bypass = config.algorithm.rollout_correction, config.actor.proximal == "bypass"
     if bypass and correction.loss_type == "ppo_clip":
-        weight = "no weight, the clipped ratio is current / behaviour"
+        has_ratio = config.actor.loss_mode in (*CLIPPING, "sapo", "kl_cov")
+        weight = "no weight, the ratio is current / behaviour" if has_ratio else "no weight (actor.proximal: bypass)"
     elif correction.rollout_is is None:
         weight = "no weight (algorithm.rollout_correction.rollout_is: null)"
     else:
@@ -134,13 +136,23 @@ def _unclipped(config: RunConfig) -> Iterator[str]:
     steps = config.async_training.require_batches
     if config.actor.prox_anchor == "publish":
         steps *= config.async_training.trigger_parameter_sync_step
-    if config.actor.proximal == "bypass" or steps > 1 or config.actor.loss_mode not in CLIPPING:
+    mode = config.actor.loss_mode
+    idle = "clipping (actor.clip_ratio_low, actor.clip_ratio_high)" if mode in CLIPPING else RATIO_TERMS.get(mode)
+    if config.actor.proximal == "bypass" or steps > 1 or idle is None:
         return
     weighted = config.algorithm.rollout_correction.rollout_is is not None
     yield (
         f"warning: actor.proximal = {config.actor.proximal} with async_training.require_batches = 1 makes current / "
-        "proximal exactly 1, so clipping (actor.clip_ratio_low, actor.clip_ratio_high) never acts; "
-        f"{'only the correction weight does' if weighted else 'nothing accounts for stale tokens'}. To clip, set "
-        "async_training.require_batches to 2 or more (with a smaller actor.ppo_mini_batch_size for the same "
+        f"proximal exactly 1, so {idle} never acts; "
+        f"{'only the correction weight does' if weighted else 'nothing accounts for stale tokens'}. To change that, "
+        "set async_training.require_batches to 2 or more (with a smaller actor.ppo_mini_batch_size for the same "
         "batch), or actor.proximal to bypass"
     )
+
+
+def _split(config: RunConfig) -> Iterator[str]:
+    if config.actor.loss_mode in CHOOSE_TOKENS:
+        yield (
+            f"warning: actor.loss_mode = {config.actor.loss_mode} chooses tokens of one micro-batch at a time (as in "
+            "verl), so that actor.ppo_max_token_len_per_gpu has a say in the loss"
+        )

@@ -164,8 +164,9 @@ class RolloutConfig(Section):
     unscored_reward: float = 0.0
     """Reward of an episode that trains although nobody judged it."""
     filter_zero_variance: bool | None = None
-    """Drop groups whose members all have the same reward, and refill their places. Default: true where the estimator
-    compares the members of a group, and such a group teaches nothing."""
+    """Drop groups whose members all have the same reward (as it was given, without penalties), and refill their places.
+    Default: true where such a group teaches nothing: the estimator compares the members of a group, and there is no
+    penalty (`algorithm.overlong_buffer_len`, `algorithm.use_kl_in_reward`) that could tell them apart."""
     max_untrainable_groups: int | None = Field(default=None, ge=1)
     """End the run with an error after this many groups in a row that failed or were filtered. Default: 20 batches of
     them."""
@@ -317,9 +318,10 @@ class RunConfig(Section):
     def filters_zero_variance(self) -> bool:
         """Whether groups without variance in rewards are dropped."""
         given = self.rollout.filter_zero_variance
-        # What gdpo compares may vary though its sum does not.
+        # What gdpo compares may vary though its sum does not, and so may rewards after a penalty.
+        penalised = self.algorithm.overlong_buffer_len is not None or self.algorithm.use_kl_in_reward
         compares_rewards = self.algorithm.adv_estimator in GROUP_BASELINES - {"gdpo"}
-        return compares_rewards if given is None else given
+        return (compares_rewards and not penalised) if given is None else given
 
     @property
     def max_lag(self) -> int:

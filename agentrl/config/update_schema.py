@@ -42,7 +42,8 @@ class AlgorithmConfig(Section):
     gae_timestep: Literal["token", "turn"] = "token"
     """What a step of `gae` is: a trained token, or a turn of the model, whose tokens then share an advantage."""
     gdpo_reward_keys: tuple[str, ...] = ()
-    """`gdpo`: the parts of the reward (`Reward.parts`) that are normalised one by one. Default: all."""
+    """`gdpo`: the parts of the reward (`Reward.parts`) that are normalised one by one; needed there. An episode without
+    such a part has earned 0 of it."""
     gdpo_reward_weights: tuple[float, ...] = ()
     """`gdpo`: their weights. Default: 1 each."""
     branch_weighting: Literal["episode", "branch", "token"] = "episode"
@@ -65,7 +66,7 @@ class AlgorithmConfig(Section):
     """Normalise the advantages of all trained tokens after it. Default: no."""
     use_kl_in_reward: bool = False
     """Take a penalty for the divergence from the reference policy (the untrained one) off every token's reward.
-    Estimators that compare whole episodes (`grpo`, `rloo`, ...) sum it over each."""
+    Estimators that compare whole episodes (`grpo`, `rloo`, ...) sum it over each branch, and average those sums."""
     kl_penalty: Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"] = "kl"
     """How that divergence is estimated."""
     kl_ctrl: KLControlConfig = KLControlConfig()

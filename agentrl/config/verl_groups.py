@@ -6,7 +6,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.config.key_groups import CLIP, Group, View, check_count, clip_range, flag, is_count
+from agentrl.config.key_groups import (
+    CLIP,
+    OVERLONG_MEANING,
+    Contradiction,
+    Group,
+    View,
+    check_count,
+    clip_range,
+    flag,
+    is_count,
+    overlong,
+)
 from agentrl.config.verl_names import ACTOR, MODEL
 
 _CLIP_KEYS = tuple(f"{ACTOR}.{name}" for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"))
@@ -33,6 +44,27 @@ def _kl(view: View) -> Mapping[str, Any]:
     return {"actor.use_kl_loss": True} | {key: value for key, value in values.items() if value is not None}
 
 
+LOSS_MODE, BYPASS = f"{ACTOR}.policy_loss.loss_mode", "algorithm.rollout_correction.bypass_mode"
+
+
+def _loss_mode(view: View) -> Mapping[str, Any]:
+    """Under `bypass_mode` verl forgets which loss was chosen."""
+    mode = view.foreign(LOSS_MODE)
+    bypass = view.written("actor.proximal") == BYPASS and view.given("actor.proximal") == "bypass"
+    if bypass and mode not in ("vanilla", "bypass_mode"):
+        raise Contradiction(
+            (LOSS_MODE, BYPASS),
+            f"is {mode}, but {BYPASS} is true, with which verl trains its clipped PPO whatever the loss",
+            f"set {LOSS_MODE} to vanilla for that; for {mode} around the behaviour policy write actor.loss_mode and "
+            "actor.proximal: bypass",
+        )
+    return {"actor.loss_mode": mode}
+
+
+_BUFFER = "reward.reward_kwargs.overlong_buffer_cfg"
+OVERLONG = (f"{_BUFFER}.enable", f"{_BUFFER}.len", f"{_BUFFER}.penalty_factor")
+
+
 MINI, REQUIRED = "actor.ppo_mini_batch_size", "async_training.require_batches"
 TOTAL = "rollout.total_rollout_steps"
 
@@ -48,6 +80,8 @@ VERL_GROUPS: tuple[Group, ...] = (
     Group("verl", _CLIP_KEYS, (), clip_range(*_CLIP_KEYS), CLIP),
     Group("verl", LORA, (), _lora, "model.lora_rank, model.lora_alpha and model.target_modules"),
     Group("verl", KL, (), _kl, "actor.use_kl_loss, actor.kl_loss_coef and actor.kl_loss_type"),
+    Group("verl", (LOSS_MODE,), ("actor.proximal",), _loss_mode, "actor.loss_mode"),
+    Group("verl", OVERLONG, (), overlong(OVERLONG), OVERLONG_MEANING),
     Group(
         "verl",
         (TOTAL,),

@@ -44,7 +44,8 @@ class Actor:
 
     Args:
         model: a causal LM on its device; its attention implementation is replaced.
-        total_optimiser_steps: horizon of the learning-rate decay; None if unknown.
+        total_optimiser_steps: horizon of the learning-rate decay, which does not move while only the critic learns;
+            None if unknown.
         reference: the untrained model, where a KL term asks it and `model` has no LoRA adapters.
         critic: where the advantage estimator needs one.
 
@@ -107,6 +108,8 @@ class Actor:
         learns = self._training_steps >= self._config.trainer.critic_warmup
         parts: list[Metrics] = []
         norms: list[float | None] = []
+        if self._critic is not None:
+            self._critic.forwards["critic"] += 1
         for mini_batch in data.mini_batches():
             if self._critic is not None:
                 parts.append(self._critic.update(mini_batch))
@@ -177,7 +180,10 @@ class Actor:
 
     def _proximal(self, micro: TrainingData) -> dict[str, torch.Tensor]:
         statistics = self._policy.statistics(micro.branches)
-        return {"prox_logp": statistics.logp, "sum_pi_squared": statistics.sum_pi_squared}
+        columns = {"prox_logp": statistics.logp}
+        if self._config.algorithm.adv_estimator in NEEDS_PROXIMAL:
+            columns["sum_pi_squared"] = statistics.sum_pi_squared
+        return columns
 
     def _gradients(self, mini_batch: TrainingData, step_version: float, *, learns: bool) -> list[Metrics]:
         """Accumulates the gradients of one optimiser step; all denominators are those of the whole step.
@@ -298,7 +304,8 @@ def load_actor(config: RunConfig, path: str, critic_path: str | None = None) -> 
     torch.manual_seed(config.data.seed)
     device = get_device(config.trainer.device).torch_device()
     steps = config.trainer.total_steps
-    horizon = steps * config.async_training.require_batches if steps else None
+    per_step = config.async_training.require_batches
+    horizon = steps * per_step if steps else None
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     reference: Any = None
     if config.model.lora_rank:
@@ -310,4 +317,5 @@ def load_actor(config: RunConfig, path: str, critic_path: str | None = None) -> 
     critic = None
     if config.has_critic:
         critic = load_critic(config, critic_path or path, total_optimiser_steps=horizon, device=device)
-    return Actor(config, model.to(device), total_optimiser_steps=horizon, reference=reference, critic=critic)
+    own = None if horizon is None else horizon - config.trainer.critic_warmup * per_step
+    return Actor(config, model.to(device), total_optimiser_steps=own, reference=reference, critic=critic)

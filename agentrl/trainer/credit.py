@@ -50,6 +50,7 @@ class CreditAssigner:
         control = algorithm.kl_ctrl
         target = control.target_kl if control.type == "adaptive" else None
         self._kl = KLController(control.kl_coef, target_kl=target, horizon=control.horizon)
+        self._parts_found = False
 
     def assign(self, data: TrainingData) -> Credit:
         """The advantages of a whole batch.
@@ -89,10 +90,11 @@ class CreditAssigner:
         for index, sequence in enumerate(sequences):
             first.setdefault(sequence.episode, index)
         episodes = [sequences[index] for index in first.values()]
-        outcomes = self._outcomes([episode.trajectory for episode in episodes])
+        played = [episode.trajectory for episode in episodes]
+        penalties = self._penalties(played)
+        outcomes = self._outcomes(played, penalties)
         metrics = {}
         if algorithm.overlong_buffer_len is not None:
-            penalties = self._overlong([episode.trajectory for episode in episodes])
             metrics["reward/overlong_penalty"] = float(penalties.mean())
         if algorithm.reward_norm is not None:
             groups = torch.tensor([episode.group for episode in episodes])
@@ -106,19 +108,18 @@ class CreditAssigner:
         rewards[0, data.last_tokens.cpu()] += outcome
         return rewards, metrics
 
-    def _outcomes(self, episodes: list[Trajectory]) -> Tensor:
+    def _outcomes(self, episodes: list[Trajectory], penalties: Tensor) -> Tensor:
         """`[E]` rewards of episodes, without those of their turns."""
         algorithm = self._algorithm
-        rewards = torch.tensor([episode.reward for episode in episodes], dtype=torch.float64)
-        if algorithm.overlong_buffer_len is not None:
-            rewards = rewards + self._overlong(episodes)
+        rewards = torch.tensor([episode.reward for episode in episodes], dtype=torch.float64) + penalties
         return scaled(rewards, scale=algorithm.reward_scaling, bias=algorithm.reward_bias, clip=algorithm.reward_clip)
 
-    def _overlong(self, episodes: list[Trajectory]) -> Tensor:
-        """`[E]` what each episode loses, by its longest turn."""
-        turns = [[turn for branch in episode.branches for turn in branch.turns] for episode in episodes]
+    def _penalties(self, episodes: list[Trajectory]) -> Tensor:
+        """`[E]` what each episode loses for its length, by its longest turn."""
         buffer = self._algorithm.overlong_buffer_len
-        assert buffer is not None
+        if buffer is None:
+            return torch.zeros(len(episodes))
+        turns = [[turn for branch in episode.branches for turn in branch.turns] for episode in episodes]
         return overlong_penalty(
             torch.tensor([max(turn.end - turn.start for turn in own) for own in turns]),
             max_length=self._max_response,
@@ -143,8 +144,9 @@ class CreditAssigner:
         played = {group: episode for group, episode in greedy.items() if episode is not None}
         if len(played) < len(greedy):
             return None
-        outcomes = self._outcomes(list(played.values())).tolist()
-        credits = [sum(map(turn_credit, episode.branches)) / len(episode.branches) for episode in played.values()]
+        episodes = list(played.values())
+        outcomes = self._outcomes(episodes, self._penalties(episodes)).tolist()
+        credits = [sum(map(turn_credit, episode.branches)) / len(episode.branches) for episode in episodes]
         scale = self._algorithm.reward_scaling
         earned = {
             group: outcome + credit * scale for group, outcome, credit in zip(played, outcomes, credits, strict=True)
@@ -152,11 +154,22 @@ class CreditAssigner:
         return torch.tensor([earned[sequence.group] for sequence in data.sequences], dtype=torch.float64)
 
     def _parts(self, data: TrainingData, rewards: Tensor) -> dict[str, Tensor] | None:
-        """Each part of the reward at the end of each branch; 0 where an episode has no such part."""
+        """Each part of the reward that is compared, at the end of each branch; 0 where an episode has no such part.
+
+        Raises:
+            ValueError: no episode of the first batch has it: the name is wrong, or an environment keeps silent.
+        """
         if self._algorithm.adv_estimator != "gdpo":
             return None
-        names = sorted({name for sequence in data.sequences for name in sequence.trajectory.reward_parts})
-        parts = {name: torch.zeros_like(rewards) for name in names}
+        known = {name for sequence in data.sequences for name in sequence.trajectory.reward_parts}
+        unknown = [name for name in self._algorithm.gdpo_reward_keys if name not in known]
+        if unknown and not self._parts_found:
+            raise ValueError(
+                f"algorithm.gdpo_reward_keys: no episode has a reward part {', '.join(unknown)}; they have "
+                f"{', '.join(sorted(known)) or 'none'}. A part that was not earned is to be reported as 0"
+            )
+        self._parts_found = True
+        parts = {name: torch.zeros_like(rewards) for name in self._algorithm.gdpo_reward_keys}
         for name, column in parts.items():
             values = [sequence.trajectory.reward_parts.get(name, 0.0) for sequence in data.sequences]
             column[0, data.last_tokens.cpu()] = torch.tensor(values, dtype=column.dtype)

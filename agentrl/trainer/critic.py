@@ -51,7 +51,7 @@ class Critic:
         total_optimiser_steps: horizon of the learning-rate decay; None if unknown.
 
     Attributes:
-        forwards: like those of an `Actor`: `values` and `train`.
+        forwards: like those of an `Actor`: `values` and `critic` (its update).
     """
 
     def __init__(self, config: RunConfig, model: ValueModel, *, total_optimiser_steps: int | None) -> None:

@@ -16,7 +16,7 @@ from agentrl.config import RunConfig
 from agentrl.record import EngineError, NoProgress, RolloutEnded
 from agentrl.record.protocols import PublishReport, RolloutService, RolloutStatus, TrainerStatus
 from agentrl.trainer.actor import Actor
-from agentrl.trainer.lora import has_lora, write_adapter
+from agentrl.trainer.lora import write_adapter
 from agentrl.trainer.policy_files import Weights, snapshot, write_policy
 from agentrl.weights.sender import ShmSender
 
@@ -266,7 +266,7 @@ class TrainLoop:
             self._enter("saving the model")
             weights = await self._compute(partial(snapshot, self._actor.model, copy=False))
             await asyncio.to_thread(self._write, weights, self._run_dir / "model")
-            if has_lora(self._actor.model):
+            if self._config.model.lora_rank:
                 await asyncio.to_thread(write_adapter, self._actor.model, self._run_dir / "adapter")
 
     def _write(self, weights: Weights, directory: Path) -> None:

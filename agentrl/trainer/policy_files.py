@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ def snapshot(model: Any, *, copy: bool = True) -> Weights:
     Args:
         copy: whether they have to stay as they are while the model trains on.
     """
-    kept = dict(merged_tensors(model))
-    kept |= {name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()}
-    return {name: tensor.detach().to("cpu", copy=copy) for name, tensor in kept.items()}
+    saved = model.state_dict().keys()
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
+    # Sums of weights and adapters are made one at a time: together they would fill the device.
+    tensors = chain(merged_tensors(model), buffers)
+    return {name: tensor.detach().to("cpu", copy=copy) for name, tensor in tensors}
 
 
 def write_policy(model: Any, weights: Weights, directory: Path, tokenizer: Any = None) -> None:

@@ -30,6 +30,7 @@ class PolicyModel:
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._statistics = _statistics(model)
         self._reference = None if reference is None else _statistics(reference)
+        self._has_lora = has_lora(model)
 
     @property
     def device(self) -> torch.device:
@@ -46,10 +47,10 @@ class PolicyModel:
         Raises:
             ValueError: there is neither a reference model nor an adapter to leave out.
         """
-        if self._reference is None and not has_lora(self.model):
+        if self._reference is None and not self._has_lora:
             raise ValueError("there is no untrained policy to compare with: pass the reference model")
         untrained = self._reference or self._statistics
-        with without_lora(self.model) if has_lora(self.model) else nullcontext():
+        with without_lora(self.model) if self._has_lora else nullcontext():
             return self._compute(untrained, branches, False).logp
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

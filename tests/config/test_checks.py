@@ -74,6 +74,16 @@ def refused(data: dict[str, Any], *overrides: str) -> Problem:
             "algorithm.gdpo_reward_weights=[1, 2]",
         ),
         (
+            ["algorithm.adv_estimator=gdpo"],
+            ["algorithm.gdpo_reward_keys", "algorithm.adv_estimator"],
+            "algorithm.gdpo_reward_keys=[accuracy]",
+        ),
+        (
+            ["actor.loss_mode=gpg", "actor.proximal=bypass"],
+            ["actor.loss_mode", "actor.proximal"],
+            "actor.proximal=recompute",
+        ),
+        (
             ["algorithm.overlong_buffer_len=600"],
             ["algorithm.overlong_buffer_len", "data.max_response_length"],
             "algorithm.overlong_buffer_len=512",

@@ -152,6 +152,23 @@ class TestNotes:
         [warning] = _warnings("algorithm.rollout_correction.rollout_is=null")
         assert "nothing accounts for stale tokens" in warning
 
+    @pytest.mark.parametrize(
+        ("keys", "idle"),
+        [
+            (["actor.loss_mode=sapo", "actor.loss_agg_mode=seq-mean-token-mean"], "actor.tau_pos"),
+            (["actor.loss_mode=dro", "actor.dro_beta=0.1"], "actor.dro_beta"),
+            (["actor.loss_mode=kl_cov"], "actor.ppo_kl_coef"),
+        ],
+    )
+    def test_other_terms_that_never_act_are_named(self, keys: list[str], idle: str) -> None:
+        assert any(idle in warning and "never acts" in warning for warning in _warnings(*keys))
+        assert not any(idle in warning for warning in _warnings(*keys, "async_training.require_batches=2"))
+
+    @pytest.mark.parametrize("mode", ["clip_cov", "kl_cov"])
+    def test_losses_that_depend_on_the_split_say_so(self, mode: str) -> None:
+        [warning] = _warnings(f"actor.loss_mode={mode}", "async_training.require_batches=2")
+        assert "actor.ppo_max_token_len_per_gpu" in warning
+
     @pytest.mark.parametrize("remedy", ["async_training.require_batches=2", "actor.proximal=bypass"])
     def test_each_remedy_ends_the_warning(self, remedy: str) -> None:
         assert _warnings(remedy) == []
@@ -160,7 +177,12 @@ class TestNotes:
         ("overrides", "policies", "correction"),
         [
             ([], "2 forwards a token", "token weight proximal / behaviour, truncated at 2"),
-            (["actor.proximal=bypass"], "1 forward a token", "no weight, the clipped ratio is current / behaviour"),
+            (["actor.proximal=bypass"], "1 forward a token", "no weight, the ratio is current / behaviour"),
+            (
+                ["actor.proximal=bypass", "actor.loss_mode=dro", "actor.dro_beta=0.1"],
+                "1 forward a token",
+                "no weight (actor.proximal: bypass)",
+            ),
             (
                 ["actor.proximal=bypass", "algorithm.rollout_correction={loss_type: reinforce, rollout_is: sequence}"],
                 "1 forward a token",

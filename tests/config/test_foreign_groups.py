@@ -68,6 +68,15 @@ def test_the_proximal_policy_by_areals_names(keys_given: dict[str, Any], proxima
         (nested(("actor.behav_imp_weight_cap", 5.0), ("actor.behav_imp_weight_mode", "sequence_mask")), "geometric"),
         (nested(("actor.behav_imp_weight_mode", "token_mask")), "actor.behav_imp_weight_cap"),
         (nested(("actor.rejection_sampling", {"metric": "kl_k2"})), "rollout_rs"),
+        (
+            nested(
+                ("actor_rollout_ref.actor.policy_loss.loss_mode", "gspo"),
+                ("algorithm.rollout_correction.bypass_mode", True),
+                ("actor.loss_agg_mode", "seq-mean-token-mean"),
+            ),
+            "verl trains its clipped PPO",
+        ),
+        (nested(("reward.reward_kwargs.overlong_buffer_cfg.enable", True)), "overlong_buffer_cfg.len is not given"),
         (nested(("actor.c_clip", None)), "dual clipping"),
         (nested(("data.train_files", ["a.jsonl", "b.jsonl"])), "names 2 files"),
         (nested(("actor.temperature", "${gconfig.temperature}")), "gconfig.temperature"),
@@ -187,6 +196,20 @@ class TestMethods:
         assert algorithm.reward_norm is None
         assert algorithm.adv_norm is not None and algorithm.adv_norm.std_level is None
 
+    @pytest.mark.parametrize(
+        "actor",
+        [
+            {"reward_norm": {"mean_level": "group", "std_level": "group", "eps": 1e-3}},
+            {"reward_norm": {"mean_level": "group", "std_level": "group"}, "kl_ctl": 0.1},
+            {"adv_norm": {"mean_level": "batch", "std_level": "batch"}},
+        ],
+    )
+    def test_what_no_estimator_does_needs_a_name(self, actor: dict[str, Any]) -> None:
+        source = {**TASKS, "actor": actor}
+        assert "algorithm.adv_estimator" in refused(source).fix
+        named = load_config({**source, "algorithm": {"adv_estimator": "reinforce_plus_plus"}})
+        assert (named.algorithm.reward_norm or named.algorithm.adv_norm) is not None
+
     def test_other_normalisations_are_asked_about(self) -> None:
         batch = {**TASKS, "actor": {"reward_norm": {"mean_level": "group", "std_level": "batch"}}}
         assert "algorithm.adv_estimator" in refused(batch).fix
@@ -220,6 +243,20 @@ def test_what_verl_switches_off_may_stand_beside_it() -> None:
     }
     config = load_config(laid_over(TASKS, verl))
     assert (config.has_reference, config.model.lora_rank, config.algorithm.gamma) == (False, 0, 1.0)
+
+
+def test_verls_penalty_for_length_is_found_in_a_section_without_a_counterpart() -> None:
+    buffer = {"enable": True, "len": 64, "penalty_factor": 0.5, "log": True}
+    source = {"reward": {"reward_kwargs": {"overlong_buffer_cfg": buffer, "max_resp_len": 512}}}
+    algorithm = load_config(laid_over(TASKS, source)).algorithm
+    assert (algorithm.overlong_buffer_len, algorithm.overlong_penalty_factor) == (64, 0.5)
+    buffer["enable"] = False
+    assert load_config(laid_over(TASKS, source)).algorithm.overlong_buffer_len is None
+
+
+def test_verls_loss_by_its_own_name() -> None:
+    loss = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "geo_mean"}}}}
+    assert load_config(laid_over(TASKS, loss)).actor.loss_mode == "geo_mean"
 
 
 def test_what_verl_switches_on_is_taken_with_its_details() -> None:

@@ -128,6 +128,8 @@ def test_gradients_do_not_depend_on_the_order_of_episodes(
         (["actor.proximal=loglinear"], {"train": 1}),
         (["actor.use_kl_loss=true", "model.lora_rank=2"], {"proximal": 1, "reference": 1, "train": 1}),
         ([BYPASS, "algorithm.use_kl_in_reward=true", "model.lora_rank=2"], {"reference": 1, "train": 1}),
+        (["actor.use_kl_loss=true"], {"proximal": 1, "reference": 1, "train": 1}),
+        ([BYPASS, "algorithm.adv_estimator=gae"], {"train": 1, "values": 1, "critic": 1}),
     ],
 )
 def test_the_forwards_over_a_batch_are_those_of_the_proximal_policy(
@@ -140,10 +142,13 @@ def test_the_forwards_over_a_batch_are_those_of_the_proximal_policy(
         nonlocal tokens
         tokens += kwargs["input_ids"].numel()
 
-    actor.model.register_forward_pre_hook(count, with_kwargs=True)
+    reference, critic = actor._policy._reference, actor._critic
+    others = [reference and reference._model, critic and critic.model.backbone]
+    for model in (actor.model, *filter(None, others)):
+        model.register_forward_pre_hook(count, with_kwargs=True)
     groups = new_groups(2, 3)
     row = actor.update(batch_of(groups))
-    assert dict(actor.forwards) == forwards
+    assert {**actor.forwards, **(critic.forwards if critic else {})} == forwards
     assert tokens == sum(forwards.values()) * row["tokens/packed"]
 
 

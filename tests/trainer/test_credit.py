@@ -126,6 +126,18 @@ def test_gdpo_gets_the_parts_of_the_reward(new_config: Fixture) -> None:
     assert first == pytest.approx(-second) and second > 0
 
 
+def test_a_part_that_nobody_ever_had_is_no_part(new_config: Fixture) -> None:
+    keys = ("algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[format]")
+    with_part = [episode(0.0, branch((1, None)), parts={"format": part}) for part in (0.0, 1.0)]
+    without = [episode(0.0, branch((1, None)), parts={"answer": 1.0}) for _ in range(2)]
+    with pytest.raises(ValueError, match=r"no episode has a reward part format; they have answer"):
+        credit(new_config, [without], *keys)
+    assigner = CreditAssigner(new_config(*keys))
+    first, second = (TrainingData.from_groups([Group("g", group, 0)], 1) for group in (with_part, without))
+    assert assigner.assign(first).advantages.any()
+    assert not assigner.assign(second).advantages.any(), "a batch may come without it"
+
+
 class TestRemax:
     def advantages(self, new_config: Fixture, member: Trajectory, greedy: Trajectory, *keys: str) -> list[float]:
         data = TrainingData.from_groups([Group("g", [member], 0, greedy=greedy)], 1)

@@ -224,12 +224,12 @@ class TestAnchors:
         actor.update(second)
 
     @pytest.mark.parametrize(
-        ("anchor", "expected"), [("step", [0.0, 0.5, 1.0, 1.5]), ("publish", [0.0, 0.0, 0.0, 0.0])]
+        ("anchor", "proximal"), [("step", [4.0, 4.0, 4.5, 4.5]), ("publish", [4.0, 4.0, 4.0, 4.0])]
     )
-    def test_loglinear_interpolates_by_real_versions(
+    def test_loglinear_is_given_the_real_versions(
         self,
         anchor: str,
-        expected: list[float],
+        proximal: list[float],
         new_actor: Fixture,
         new_groups: Fixture,
         monkeypatch: pytest.MonkeyPatch,
@@ -253,9 +253,7 @@ class TestAnchors:
         actor = new_actor(*keys, f"actor.prox_anchor={anchor}")
         for batch in self.batches(new_groups, [4, 4]):
             actor.update(batch)
-        now = [4 + k / 4 for k in range(4)]
-        prox = [4, 4, 4.5, 4.5] if anchor == "step" else [4] * 4
-        assert seen == list(zip(prox, now, strict=True))
+        assert seen == list(zip(proximal, [4.0, 4.25, 4.5, 4.75], strict=True))
 
     def test_loglinear_is_the_current_policy_where_nothing_has_moved(
         self, new_model: Fixture, new_actor: Fixture, new_groups: Fixture, sampled_by: Fixture
@@ -268,7 +266,7 @@ class TestAnchors:
 
 ESTIMATORS = {
     "gae": (),
-    "gdpo": (),
+    "gdpo": ("algorithm.gdpo_reward_keys=[answer, format]",),
     "gpg": (),
     "grpo_passk": (),
     "opo": (),
@@ -295,7 +293,7 @@ LOSSES = {
     [
         *((f"algorithm.adv_estimator={name}", *keys) for name, keys in ESTIMATORS.items()),
         *((f"actor.loss_mode={name}", *keys) for name, keys in LOSSES.items()),
-        *((f"actor.loss_mode={name}", BYPASS, *keys) for name, keys in LOSSES.items()),
+        *((f"actor.loss_mode={name}", BYPASS, *keys) for name, keys in LOSSES.items() if name != "gpg"),
         *((f"actor.loss_mode={name}", "actor.proximal=loglinear", *keys) for name, keys in LOSSES.items()),
         ("algorithm.branch_weighting=token",),
         ("algorithm.rollout_correction.m2_threshold=0.04",),
