@@ -18,11 +18,19 @@ from agentrl.algorithm import (
     compute_advantages,
     policy_loss,
     rollout_correction,
+    value_loss,
 )
 from agentrl.algorithm.aggregate import AGGREGATIONS
+from agentrl.config.names import ADV_ESTIMATORS, CHOOSE_TOKENS, LOSS_MODES, SEQUENCE_MEANS
 
 JUNK = (torch.nan, torch.inf, -torch.inf, -200.0, 7.0)
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+AGGREGATED = [("vanilla", mode) for mode in AGGREGATIONS.names()] + [
+    (loss, "seq-mean-token-mean" if loss in SEQUENCE_MEANS else "token-mean")
+    for loss in (*LOSS_MODES, "value")
+    if loss not in ("vanilla", *CHOOSE_TOKENS)
+]
+"""Every loss, and every aggregation, with the exception that the documentation names."""
 
 
 @dataclass
@@ -34,6 +42,7 @@ class Sequence:
     episode: int
     group: int
     episode_tokens: int
+    weight: float
 
 
 @st.composite
@@ -44,7 +53,7 @@ def sequences(draw: st.DrawFn, dtype: torch.dtype) -> list[Sequence]:
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
     tokens = {e: sum(sum(m) for m, owner in zip(masks, episodes, strict=True) if owner == e) for e in episodes}
     return [
-        Sequence(torch.randn(4, len(mask), generator=generator).to(dtype), mask, e, e % 2, tokens[e])
+        Sequence(torch.randn(4, len(mask), generator=generator).to(dtype), mask, e, e % 2, tokens[e], 0.25 * (1 + e))
         for mask, e in zip(masks, episodes, strict=True)
     ]
 
@@ -87,6 +96,7 @@ def lay_out(items: list[Sequence], rows: list[int], gap: int = 0) -> Batch:
         torch.tensor([item.episode for item in items]),
         torch.tensor([item.group for item in items]),
         episode_tokens=torch.tensor([item.episode_tokens for item in items]),
+        weight=torch.tensor([item.weight for item in items]),
     )
     return Batch(values, mask, layout, places)
 
@@ -101,6 +111,20 @@ def loss_and_gradients(
     """The share of the loss and d loss / d logp of each sequence; the reward stands in for the advantage."""
     logp, prox, behav, advantages = batch.values
     logp = logp.clone().requires_grad_()
+    if kind == "value":
+        loss, _ = value_loss(
+            values=logp,
+            old_values=prox,
+            returns=advantages,
+            mask=batch.mask,
+            cliprange_value=0.5,
+            loss_agg_mode=mode,
+            layout=batch.layout,
+            totals=totals,
+        )
+        loss.backward()
+        assert logp.grad is not None
+        return loss.detach(), batch.read(logp.grad, items)
     config = RolloutCorrectionConfig.model_validate(
         {"rollout_is": "sequence", "rollout_rs": "token_k1,seq_mean_k2", "rollout_rs_threshold": [[0.2, 6.0], 1.5]}
     )
@@ -112,7 +136,7 @@ def loss_and_gradients(
         layout=batch.layout,
     )
     loss, _ = policy_loss(
-        "bypass_mode" if kind == "reinforce" else "vanilla",
+        "bypass_mode" if kind == "reinforce" else kind,
         logp=logp,
         prox_logp=prox,
         behav_logp=behav,
@@ -122,6 +146,7 @@ def loss_and_gradients(
             loss_agg_mode=mode,
             loss_scale_factor=5.0 if mode == "seq-mean-token-sum-norm" else None,
             loss_type="reinforce" if kind == "reinforce" else "ppo_clip",
+            dro_beta=0.5,
         ),
         layout=batch.layout,
         correction=correction,
@@ -142,12 +167,13 @@ def assert_same(actual, expected, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("mode", AGGREGATIONS.names())
+@pytest.mark.parametrize(("kind", "mode"), AGGREGATED)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_the_loss_is_one_number(dtype, mode, data):
+def test_the_loss_is_one_number(dtype, kind, mode, data):
     items = data.draw(sequences(dtype))
-    kind = data.draw(st.sampled_from(["decoupled", "reinforce"]))
+    if kind == "bypass_mode":
+        kind = data.draw(st.sampled_from(["bypass_mode", "reinforce"]))
     whole = padded(items)
     totals = Totals.count(whole.mask, whole.layout)
     expected = loss_and_gradients(whole, items, mode, totals, kind)
@@ -179,22 +205,29 @@ def test_the_loss_is_one_number(dtype, mode, data):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize("estimator", [*ADV_ESTIMATORS, "gae over turns"])
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_advantages_do_not_depend_on_layout_or_order(dtype, estimator, data):
+    name, _, turns = estimator.partition(" over ")
     items = data.draw(sequences(dtype))
     order = data.draw(st.permutations(range(len(items))))
     shuffled = [items[index] for index in order]
     rows = [data.draw(st.integers(0, 2)) for _ in items]
 
     def advantages(batch: Batch, members: list[Sequence]) -> list[torch.Tensor]:
+        first, second, third, rewards = batch.values
         result, _ = compute_advantages(
-            estimator,
-            token_rewards=batch.values[3],
+            name,
+            token_rewards=rewards,
             mask=batch.mask,
             layout=batch.layout,
-            config=AdvantageConfig(gamma=0.9),
+            config=AdvantageConfig(gamma=0.9, lam=0.8, gae_timestep="turn" if turns else "token"),
+            values=first,
+            logp=-second.abs(),
+            sum_pi_squared=third.sigmoid(),
+            baselines=batch.layout.group.to(dtype),
+            reward_parts={"answer": first, "format": rewards},
         )
         assert not result[batch.mask == 0].any()
         return batch.read(result, members)

@@ -25,16 +25,17 @@ from agentrl.algorithm import (
 )
 from agentrl.algorithm.aggregate import AGGREGATIONS
 
-ROWS, LENGTH = 7, 9
+ROWS, LENGTH, SEEDS = 7, 9, range(5)
 LOSSES = ("vanilla", "gspo", "geo_mean", "cispo", "sapo", "dppo_tv", "dppo_kl", "gpg", "dro", "bypass_mode")
 
 
-def problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Values `[5, ROWS, LENGTH]`, mask and episodes; episodes lie on one rank."""
-    generator = torch.Generator().manual_seed(7)
+def problem(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values `[5, ROWS, LENGTH]`, mask, the mask after rejection, and episodes, which lie on one rank."""
+    generator = torch.Generator().manual_seed(seed)
     values = torch.randn(5, ROWS, LENGTH, generator=generator, dtype=torch.float64)
     mask = (torch.rand(ROWS, LENGTH, generator=generator) > 0.4).double()
-    return values, mask, torch.tensor([0, 0, 1, 2, 2, 2, 3])
+    kept = mask * (torch.rand(ROWS, LENGTH, generator=generator) > 0.3)
+    return values, mask, kept, torch.tensor([0, 0, 1, 2, 2, 2, 3])
 
 
 def cases() -> list[tuple[str, str]]:
@@ -44,9 +45,9 @@ def cases() -> list[tuple[str, str]]:
     ]
 
 
-def shares(rows: slice, totals: Totals | None) -> tuple[dict[str, Any], Totals]:
+def shares(seed: int, rows: slice, totals: Totals | None) -> tuple[dict[str, Any], Totals]:
     """Loss, gradient and metrics of every case on some rows, and what those rows count."""
-    values, mask, episode = (part[..., rows, :] if part.dim() > 1 else part[rows] for part in problem())
+    values, mask, kept, episode = (part[..., rows, :] if part.dim() > 1 else part[rows] for part in problem(seed))
     plain = Layout.rows(mask, episode=episode)
     weights = branch_weights("token", mask, plain)
     layout = Layout(plain.sequence, plain.episode, plain.group, weight=weights)
@@ -63,11 +64,11 @@ def shares(rows: slice, totals: Totals | None) -> tuple[dict[str, Any], Totals]:
             mask=mask,
             config=LossConfig(loss_agg_mode=aggregation, loss_scale_factor=scale, dro_beta=0.5),
             layout=layout,
-            correction=Correction(values[4].exp(), mask, {}),
+            correction=Correction(values[4].exp(), kept, {}),
             totals=totals,
         )
         loss.backward()
-        results[f"{loss_mode} {aggregation}"] = (loss.detach(), logp.grad, metrics)
+        results[f"{seed} {loss_mode} {aggregation}"] = (loss.detach(), logp.grad, metrics)
     predicted = values[0].clone().requires_grad_()
     loss, metrics = value_loss(
         values=predicted,
@@ -79,7 +80,7 @@ def shares(rows: slice, totals: Totals | None) -> tuple[dict[str, Any], Totals]:
         totals=totals,
     )
     loss.backward()
-    results["value"] = (loss.detach(), predicted.grad, metrics)
+    results[f"{seed} value"] = (loss.detach(), predicted.grad, metrics)
     return results, Totals.count(mask, layout)
 
 
@@ -88,10 +89,12 @@ def work(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
     rows = slice(0, 3) if rank == 0 else slice(3, ROWS)
-    _, own = shares(rows, None)
-    counts = torch.tensor([float(own.tokens), float(own.sequences), float(own.episodes)], dtype=torch.float64)
-    dist.all_reduce(counts)
-    found, _ = shares(rows, Totals(*counts))
+    found: dict[str, Any] = {}
+    for seed in SEEDS:
+        _, own = shares(seed, rows, None)
+        counts = torch.tensor([float(own.tokens), float(own.sequences), float(own.episodes)], dtype=torch.float64)
+        dist.all_reduce(counts)
+        found |= shares(seed, rows, Totals(*counts))[0]
     summed: dict[str, Any] = {}
     for name, (loss, gradient, metrics) in found.items():
         whole = torch.zeros(ROWS, LENGTH, dtype=torch.float64)
@@ -113,8 +116,10 @@ def test_two_ranks_are_one(tmp_path: Path) -> None:
         for rank in ranks:
             rank.kill()
     found = json.loads((tmp_path / "found.json").read_text())
-    _, totals = shares(slice(0, ROWS), None)
-    expected, _ = shares(slice(0, ROWS), totals)
+    expected: dict[str, Any] = {}
+    for seed in SEEDS:
+        _, totals = shares(seed, slice(0, ROWS), None)
+        expected |= shares(seed, slice(0, ROWS), totals)[0]
     assert found.keys() == expected.keys()
     for name, (loss, gradient, metrics) in expected.items():
         assert found[name][0] == pytest.approx(loss.item(), rel=1e-7), name  # shares of branches are single precision
