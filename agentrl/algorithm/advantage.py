@@ -51,7 +51,7 @@ def compute_advantages(
     | `gae` | generalised advantage over tokens or turns, whitened over all tokens, arXiv:1506.02438 |
     | `reinforce_plus_plus` | discounted G, whitened over all tokens, arXiv:2501.03262 |
     | `remax` | G - reward of a greedy episode of the same task, arXiv:2310.10505 |
-    | `optimal_token_baseline` | G - sum(G W) / sum(W) over the group's tokens at the same place |
+    | `optimal_token_baseline` | G - sum(G W) / sum(W) over the group's tokens at the same place, arXiv:2602.07078 |
     | `tir_optimal_token_baseline` | the same, places counted in trained tokens only |
 
     where W is the sum of 1 - 2p + sum(p^2) over the tokens of a sequence up to that place.

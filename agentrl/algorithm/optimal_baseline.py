@@ -31,7 +31,9 @@ def _advantages(inputs: AdvantageInputs, tokens: TrainedTokens) -> tuple[Tensor,
     the weight of one.
 
     W_t sums (1 - 2 p + sum(p^2)) w^2 over the tokens up to t: the expected squared norm of the score of a softmax,
-    times the importance weight. Where one episode of a group goes on after all others have ended, it has no baseline.
+    times the importance weight. Where one episode of a group goes on after all others have ended, it has no baseline;
+    as in verl, ends are counted in trained tokens, so that with observations in between this is exact only for places
+    counted so too.
     """
     trained = is_trained(inputs.mask)
     logp, squares = (masked(inputs.required(name), trained).double() for name in ("logp", "sum_pi_squared"))

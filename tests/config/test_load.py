@@ -265,6 +265,21 @@ def test_a_loaded_configuration_does_not_change() -> None:
         config.rollout.n = 3
 
 
+@pytest.mark.parametrize(
+    ("overrides", "filters"),
+    [
+        ([], True),
+        (["algorithm.adv_estimator=reinforce_plus_plus"], False),
+        (["algorithm.overlong_buffer_len=10"], False),
+        (["algorithm.use_kl_in_reward=true"], False),
+        (["algorithm.overlong_buffer_len=10", "rollout.filter_zero_variance=true"], True),
+        (["rollout.filter_zero_variance=false"], False),
+    ],
+)
+def test_groups_without_variance_are_dropped_where_they_teach_nothing(overrides: list[str], filters: bool) -> None:
+    assert load_config(minimal(), overrides).filters_zero_variance is filters
+
+
 def test_an_empty_mapping_clears_values_and_no_section() -> None:
     base = {"data": {"train": "a:b", "train_args": {"count": 3}}, "rollout": {"n": 4}}
     config = load_config(base, ["data.train=t.jsonl", "data.train_args={}", "rollout={}"])

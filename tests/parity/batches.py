@@ -12,8 +12,8 @@ from agentrl.algorithm import Layout
 
 SIZES = (2, 3, 4, 5, 2)
 """Members of each group. The third one's rewards are all equal."""
-EXTREMES = (6.0, -6.0, 12.0, -12.0)
-"""Log ratios, in nats, of a few tokens."""
+EXTREMES = (6.0, -6.0, 12.0, -12.0, 25.0, -25.0)
+"""Log ratios, in nats, of trained tokens, each of another row: proximal to behaviour, then current to proximal."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class RandomBatch:
 
     Attributes:
         mask: 1 on trained tokens, with holes and ragged ends; some rows begin with a hole.
-        rewards: the outcome on each row's last trained token, and some on earlier ones.
+        rewards: the outcome on each row's last trained token, and some on earlier trained ones.
         index: [B] group numbers.
     """
 
@@ -40,12 +40,6 @@ class RandomBatch:
     def layout(self) -> Layout:
         return Layout.rows(self.mask, group=self.index.tolist())
 
-    @property
-    def scores(self) -> Tensor:
-        """The same rewards with all of a row's on its last trained token."""
-        last = self.mask.shape[1] - 1 - self.mask.flip(1).argmax(1)
-        return torch.zeros_like(self.rewards).scatter(1, last[:, None], self.rewards.sum(1, keepdim=True))
-
 
 def random_batch(seed: int, length: int = 19) -> RandomBatch:
     generator = torch.Generator().manual_seed(seed)
@@ -61,13 +55,17 @@ def random_batch(seed: int, length: int = 19) -> RandomBatch:
     behav = -normal(rows, length).abs() - 0.05
     prox = behav + 0.3 * normal(rows, length)
     logp = prox + 0.3 * normal(rows, length)
-    places = torch.randint(0, length, (len(EXTREMES),), generator=generator)
-    for row, (place, extreme) in enumerate(zip(places.tolist(), EXTREMES, strict=True)):
-        prox[row, place] += extreme
-        logp[row + len(EXTREMES), place] += extreme
-    index = np.repeat(np.arange(len(SIZES)), SIZES)
     last = length - 1 - mask.flip(1).argmax(1)
+    for row, extreme in enumerate(EXTREMES):
+        prox[row, last[row]] += extreme
+        logp[row, last[row]] += extreme
+        logp[row + len(EXTREMES), last[row + len(EXTREMES)]] += extreme
+    index = np.repeat(np.arange(len(SIZES)), SIZES)
     rewards = torch.zeros_like(mask).scatter(1, last[:, None], normal(rows, 1).round(decimals=1))
-    rewards[torch.from_numpy(index == 2), last[torch.from_numpy(index == 2)]] = 0.3
+    early = mask * (torch.rand(rows, length, generator=generator) < 0.1) * (columns < last[:, None])
+    rewards = rewards + early * normal(rows, length).round(decimals=1)
+    equal = torch.from_numpy(index == 2)
+    rewards[equal] = 0.0
+    rewards[equal, last[equal]] = 0.3
     squares = torch.rand(rows, length, generator=generator, dtype=torch.float64)
     return RandomBatch(logp, prox, behav, normal(rows, length), mask, rewards, normal(rows, length), squares, index)

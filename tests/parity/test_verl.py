@@ -119,24 +119,29 @@ def our_loss(mode: str, batch: RandomBatch, aggregation: str, correction: Correc
     return loss.detach(), logp.grad
 
 
-def combinations() -> list[tuple[str, str]]:
+def combinations() -> list[tuple[str, str, bool]]:
+    """Loss, aggregation and whether tokens are rejected: there the denominators of one differ on purpose."""
     modes = [mode for mode in LOSS_MODES if mode != "bypass_mode"]
-    return [
+    pairs = [
         (mode, aggregation)
         for mode in modes
         for aggregation in (AGGREGATIONS if mode not in ("gspo", "sapo", "geo_mean") else ("seq-mean-token-mean",))
     ]
+    rejecting = [(*pair, True) for pair in pairs if pair[1] != "seq-mean-token-mean"]
+    return [(*pair, False) for pair in pairs] + rejecting
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize(("mode", "aggregation"), combinations())
-def test_losses(seed: int, mode: str, aggregation: str, weighted: bool) -> None:
+@pytest.mark.parametrize(("mode", "aggregation", "rejecting"), combinations())
+def test_losses(seed: int, mode: str, aggregation: str, rejecting: bool, weighted: bool) -> None:
     batch = random_batch(seed)
-    weights = torch.rand(batch.mask.shape, dtype=torch.float64) * batch.mask if weighted else None
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.rand(batch.mask.shape, dtype=torch.float64, generator=generator) * batch.mask if weighted else None
+    kept = batch.mask * (torch.rand(batch.mask.shape, generator=generator) < 0.8) if rejecting else batch.mask
     torch.manual_seed(seed)
-    theirs = their_loss(mode, batch, aggregation, weights, batch.mask)
+    theirs = their_loss(mode, batch, aggregation, weights, kept)
     torch.manual_seed(seed)
-    ours = our_loss(mode, batch, aggregation, Correction(weights, batch.mask, {}))
+    ours = our_loss(mode, batch, aggregation, Correction(weights, kept, {}))
     same(ours[0], theirs[0])
     same(ours[1], theirs[1])
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from agentrl.record import EngineError
+from agentrl.record import EngineError, RolloutEnded
 from agentrl.record.protocols import GenerateRequest, GenerateResult
 from agentrl.session import ChatFormat
 from tests.support.asynchrony import asynchronous, until
-from tests.support.rollout import build_worker, count_fates, member_says, read_fates, rollout_config, running
+from tests.support.rollout import (
+    StragglingEngine,
+    build_worker,
+    count_fates,
+    member_says,
+    publish,
+    read_fates,
+    rollout_config,
+    running,
+)
 from tests.support.scripted import Script, ScriptedEngine, says
 
 REMAX = "algorithm.adv_estimator=remax"
@@ -55,6 +65,30 @@ async def test_the_greedy_episode_is_played_counted_and_not_trained(tmp_path: Pa
     greedy = {name: t for name, t in engine.temperatures.items() if ".greedy" in name}
     assert greedy and set(greedy.values()) == {0.0}
     assert {t for name, t in engine.temperatures.items() if name not in greedy} == {1.0}
+
+
+@asynchronous
+async def test_a_group_that_is_played_again_keeps_its_baseline(tmp_path: Path, chat_format: ChatFormat) -> None:
+    engine = StragglingEngine(answers(chat_format))
+    keys = (REMAX, "async_training.on_stale=requeue", "rollout.max_head_offpolicyness=1", "rollout.max_attempts=3")
+    worker = build_worker(rollout_config(tmp_path, *keys, tasks=6), chat_format, engine, run_dir=tmp_path)
+    baselines: dict[str, float] = {}
+    async with running(worker):
+        for version in count():
+            if version == 2:
+                assert "g0" not in baselines
+                engine.let_go()
+                engine.before_token = None
+            try:
+                batch = await worker.take_batch(version)
+            except RolloutEnded:
+                break
+            baselines |= {group.id: group.greedy.reward for group in batch.groups if group.greedy is not None}
+            await worker.acknowledge(batch.id)
+            await publish(worker, version + 1)
+    assert baselines == {f"g{number}": 0.5 for number in range(6)}
+    attempts = {row["episode_id"]: row["attempts"] for row in read_fates(tmp_path)}
+    assert (attempts["g0.0"], attempts["g0.1"], attempts["g0.greedy"]) == (2, 2, 1)
 
 
 @asynchronous

@@ -11,6 +11,8 @@ import torch
 
 from agentrl.config.names import LOSS_AGG_MODES
 from agentrl.record import Batch, Group
+from agentrl.tiny import tiny_model_path
+from agentrl.trainer.actor import load_actor
 from agentrl.trainer.critic import ValueModel
 from agentrl.trainer.packing import TrainingData
 
@@ -81,6 +83,16 @@ def test_only_the_critic_learns_during_its_warm_up(new_actor: Fixture, new_group
         assert head.any()
 
 
+def test_the_decay_of_the_policys_rate_ends_with_the_run(
+    new_config: Fixture, new_groups: Fixture, batch_of: Fixture
+) -> None:
+    keys = ("trainer.critic_warmup=2", "actor.optim.lr=0.01", "actor.optim.lr_scheduler_type=linear")
+    config = new_config(GAE, *keys, "trainer.total_steps=4", "actor.ppo_mini_batch_size=2")
+    actor = load_actor(config, str(tiny_model_path()))
+    rates = [actor.update(batch_of(new_groups(2, 3)))["actor/lr"] for _ in range(4)]
+    assert rates == pytest.approx([0.01, 0.01, 0.01, 0.005])
+
+
 def test_the_update_does_not_depend_on_micro_batches(
     new_actor: Fixture, new_groups: Fixture, batch_of: Fixture
 ) -> None:
@@ -104,6 +116,21 @@ def test_with_every_token_too_old_nothing_moves(new_actor: Fixture, new_groups: 
     assert row["critic/loss"] == 0 and row["critic/grad_norm"] == 0 and row["actor/skipped_steps"] == 1
     assert row["critic/skipped_fraction"] == 1
     assert all(torch.equal(a, b) for a, b in zip(actor._critic.model.parameters(), before, strict=True))
+
+
+def test_tokens_too_old_to_be_trained_still_pass_returns_on(new_actor: Fixture, new_groups: Fixture) -> None:
+    """Time runs over all tokens of a branch; what the critic learns from are the young ones."""
+    groups: list[Group] = new_groups(2, 3)
+    returns = []
+    for trajectory in (t for group in groups for t in group.trajectories):
+        for branch in trajectory.branches:
+            where = np.flatnonzero(branch.loss_mask)
+            branch.versions[where] = np.arange(len(where)) % 2
+            steps = np.arange(len(where))[::-1]
+            returns += (trajectory.reward * 0.5**steps)[branch.versions[where] == 1].tolist()
+    actor = new_actor(GAE, "algorithm.gamma=0.5", "actor.ppo_mini_batch_size=2")
+    row = actor.update(Batch(0, 1, groups, min_version=1))
+    assert row["critic/error"] == pytest.approx(np.mean(np.square(returns)), rel=1e-5)
 
 
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)

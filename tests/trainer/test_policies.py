@@ -194,10 +194,12 @@ class TestAnchors:
     def batches(self, new_groups: Fixture, versions: list[int]) -> list[Batch]:
         return [Batch(number, version, new_groups(2, 3, seed=number)) for number, version in enumerate(versions)]
 
+    @pytest.mark.parametrize("lora", [(), LORA], ids=["whole model", "adapters"])
     def test_the_anchor_of_a_publication_outlives_training_steps(
-        self, new_model: Fixture, new_actor: Fixture, new_groups: Fixture
+        self, lora: tuple[str, ...], new_actor: Fixture, new_groups: Fixture
     ) -> None:
         keys = (
+            *lora,
             "async_training.trigger_parameter_sync_step=2",
             "actor.prox_anchor=publish",
             "actor.optim.lr=0.01",
