@@ -1,6 +1,6 @@
 """How stale may data be, and what helps? Prints one JSON object a run, then a table; draws a plot.
 
-    python benchmarks/staleness_ablation.py                       # 48 trainings, under an hour on two cores
+    python benchmarks/staleness_ablation.py                       # 48 trainings, 43 minutes on two cores
     python benchmarks/staleness_ablation.py --lags 0 8 --seeds 0 --methods naive decoupled
 
 The bundled model learns `examples/math.yaml` with every batch really trained at a lag of 0, 2, 4 or 8 policy versions:
