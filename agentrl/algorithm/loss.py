@@ -108,6 +108,11 @@ def policy_loss(
         weights = None if correction.weights is None else masked(correction.weights.detach(), kept)
     inputs = LossInputs(logp, prox_logp, behav_logp, advantages, kept, layout, config, weights)
     values, metrics = LOSSES.get(loss_mode)(inputs)
+    if values.shape != mask.shape:
+        raise ValueError(
+            f"actor.loss_mode {loss_mode} returned losses of shape {list(values.shape)}: return one for each token, "
+            f"{list(mask.shape)}"
+        )
     if weights is not None and loss_mode != WEIGHS_SEQUENCES:
         values = weights * values
     applied = torch.ones_like(logp) if weights is None else weights
