@@ -26,7 +26,7 @@ from agentrl.algorithm import (
     summarise,
 )
 from agentrl.config import RunConfig
-from agentrl.config.names import NEEDS_PROXIMAL
+from agentrl.config.names import LOSS_CONSTANTS, NEEDS_PROXIMAL
 from agentrl.device import get_device
 from agentrl.record import Batch, Branch
 from agentrl.trainer.anchor import Anchor
@@ -279,10 +279,7 @@ class Actor:
 
 def _loss_config(config: RunConfig) -> LossConfig:
     actor = config.actor
-    same = (
-        *("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode", "tau_pos", "tau_neg"),
-        *("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef", "dro_beta"),
-    )
+    same = ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode", *LOSS_CONSTANTS)
     return LossConfig(
         **{name: getattr(actor, name) for name in same},
         loss_scale_factor=token_scale(actor.loss_agg_mode, config, actor.loss_scale_factor),

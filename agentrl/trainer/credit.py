@@ -17,7 +17,7 @@ from agentrl.algorithm import (
     scaled,
 )
 from agentrl.config import RunConfig
-from agentrl.config.names import COMPARE_EPISODES
+from agentrl.config.names import COMPARE_EPISODES, ESTIMATOR_CONSTANTS
 from agentrl.record import Trajectory
 from agentrl.trainer.kl_control import KLController
 from agentrl.trainer.packing import TrainingData, turn_credit
@@ -39,14 +39,7 @@ class CreditAssigner:
         algorithm = config.algorithm
         self._algorithm = algorithm
         self._max_response = config.data.max_response_length
-        self._config = AdvantageConfig(
-            norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
-            gamma=algorithm.gamma,
-            lam=algorithm.lam,
-            gae_timestep=algorithm.gae_timestep,
-            gdpo_reward_keys=algorithm.gdpo_reward_keys,
-            gdpo_reward_weights=algorithm.gdpo_reward_weights,
-        )
+        self._config = AdvantageConfig(**{name: getattr(algorithm, name) for name in ESTIMATOR_CONSTANTS})
         control = algorithm.kl_ctrl
         target = control.target_kl if control.type == "adaptive" else None
         self._kl = KLController(control.kl_coef, target_kl=target, horizon=control.horizon)

@@ -66,36 +66,33 @@ def test_a_k1_band_bounds_the_ratio_here_and_its_inverse_there() -> None:
     assert ours.mask.tolist() == [[0, 1]]
 
 
+def our_vanilla(logp: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """The loss at a ratio and advantages of 1, of two trained tokens, where rejection left `kept`."""
+    loss, _ = policy_loss(
+        "vanilla",
+        logp=logp,
+        prox_logp=logp,
+        behav_logp=logp,
+        advantages=row(1, 1),
+        mask=row(1, 1),
+        config=LossConfig(),
+        correction=Correction(None, kept, {}),
+    )
+    return loss
+
+
 def test_a_batch_that_is_rejected_as_a_whole_is_zero_here_and_not_a_number_there() -> None:
     x, nothing = row(-1.0, -1.0), row(0, 0)
     loss, _ = core_algos.compute_policy_loss_vanilla(x, x, row(1, 1), nothing, config=verl_config("vanilla"))
     assert loss.isnan()
-    ours, _ = policy_loss(
-        "vanilla",
-        logp=x,
-        prox_logp=x,
-        behav_logp=x,
-        advantages=row(1, 1),
-        mask=row(1, 1),
-        config=LossConfig(),
-        correction=Correction(None, nothing, {}),
-    )
+    ours = our_vanilla(x, nothing)
     assert ours.item() == 0
 
 
 def test_rejection_leaves_the_denominator_alone_here_and_shrinks_it_there() -> None:
     x, kept = row(-1.0, -1.0), row(1, 0)
     theirs, _ = core_algos.compute_policy_loss_vanilla(x, x, row(1, 1), kept, config=verl_config("vanilla"))
-    ours, _ = policy_loss(
-        "vanilla",
-        logp=x,
-        prox_logp=x,
-        behav_logp=x,
-        advantages=row(1, 1),
-        mask=row(1, 1),
-        config=LossConfig(),
-        correction=Correction(None, kept, {}),
-    )
+    ours = our_vanilla(x, kept)
     assert theirs.item() == pytest.approx(-1) and ours.item() == pytest.approx(-0.5)
 
 
