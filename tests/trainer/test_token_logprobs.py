@@ -12,15 +12,12 @@ from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GPT2C
 from agentrl.trainer.packed_attention import PACKED_ATTENTION, PackedRows
 from agentrl.trainer.packing import PackedInput, pack
 from agentrl.trainer.token_logprobs import TokenLogProbs
+from tests.support.gradients import assert_gradients_agree, branches_of
 
 Fixture = Callable[..., Any]
 
 ALL = 2**30
 """More elements than any of these tests has: one chunk."""
-
-
-def branches_of(groups: list[Any]) -> list[Any]:
-    return [b for group in groups for trajectory in group.trajectories for b in trajectory.branches]
 
 
 def plain(model: Any, packed: PackedInput, autocast: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,13 +36,6 @@ def gradients(model: Any, logp: torch.Tensor) -> dict[str, torch.Tensor]:
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return found
-
-
-def assert_equal(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float) -> None:
-    assert mine.keys() == theirs.keys()
-    scale = max(float(gradient.abs().max()) for gradient in theirs.values())
-    for name, gradient in theirs.items():
-        torch.testing.assert_close(mine[name], gradient, rtol=tolerance, atol=tolerance * scale)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
@@ -70,7 +60,7 @@ def test_chunks_change_nothing(
     tolerance = 2e-2 if autocast else 1e-5
     torch.testing.assert_close(logp, expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(entropy, expected_entropy, rtol=0, atol=1e-5)
-    assert_equal(gradients(model, logp), expected_gradients, tolerance)
+    assert_gradients_agree(gradients(model, logp), expected_gradients, rtol=tolerance)
 
 
 def test_a_frozen_model_below_a_trained_head_gets_no_gradient(new_model: Fixture, new_groups: Fixture) -> None:
@@ -80,7 +70,7 @@ def test_a_frozen_model_below_a_trained_head_gets_no_gradient(new_model: Fixture
     packed = pack(branches_of(new_groups(1, 2)), torch.device("cpu"))
     expected = gradients(model, plain(model, packed, False)[0])
     assert expected.keys() == {"lm_head.weight"}
-    assert_equal(gradients(model, TokenLogProbs(model, 100)(packed)[0]), expected, 1e-5)
+    assert_gradients_agree(gradients(model, TokenLogProbs(model, 100)(packed)[0]), expected, rtol=1e-5)
 
 
 def test_a_bias_of_the_output_layer_counts(new_model: Fixture, new_groups: Fixture) -> None:
@@ -93,7 +83,7 @@ def test_a_bias_of_the_output_layer_counts(new_model: Fixture, new_groups: Fixtu
     assert "lm_head.bias" in expected_gradients
     logp = TokenLogProbs(model, 100)(packed).logp
     torch.testing.assert_close(logp, expected, rtol=0, atol=1e-5)
-    assert_equal(gradients(model, logp), expected_gradients, 1e-5)
+    assert_gradients_agree(gradients(model, logp), expected_gradients, rtol=1e-5)
 
 
 @pytest.mark.parametrize("elements", [1, 61 * 7, ALL], ids=["a token", "7 tokens", "all"])
@@ -123,7 +113,7 @@ def test_entropies_have_a_gradient_where_it_is_asked_for(
     torch.testing.assert_close(statistics.entropy, distribution.entropy(), rtol=0, atol=1e-5)
     squares = distribution.probs.square().sum(-1)
     torch.testing.assert_close(statistics.sum_pi_squared, squares, rtol=0, atol=1e-5)
-    assert_equal(gradients(model, combined(statistics.logp, statistics.entropy)), expected, 1e-4)
+    assert_gradients_agree(gradients(model, combined(statistics.logp, statistics.entropy)), expected, rtol=1e-4)
 
 
 SHAPE: dict[str, Any] = {
@@ -166,7 +156,7 @@ def test_logits_that_are_more_than_the_output_layers_are_computed_in_one_piece(
     logp, entropy, _ = log_probs(packed)
     torch.testing.assert_close(logp, expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(entropy, expected_entropy, rtol=0, atol=1e-5)
-    assert_equal(gradients(model, logp), gradients(model, plain(model, packed, False)[0]), 1e-5)
+    assert_gradients_agree(gradients(model, logp), gradients(model, plain(model, packed, False)[0]), rtol=1e-5)
 
 
 def test_no_more_logits_exist_at_a_time_than_asked_for(new_model: Fixture, new_groups: Fixture) -> None:
