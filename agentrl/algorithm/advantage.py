@@ -9,7 +9,8 @@ from torch import Tensor
 from agentrl.algorithm import group_advantages, optimal_baseline, token_advantages  # noqa: F401
 from agentrl.algorithm.estimators import ESTIMATORS, AdvantageConfig, AdvantageInputs
 from agentrl.algorithm.layout import Layout
-from agentrl.algorithm.masking import require_same_shape
+from agentrl.algorithm.masking import is_trained, masked, require_same_shape
+from agentrl.algorithm.registry import describe
 
 __all__ = ["ESTIMATORS", "AdvantageConfig", "AdvantageInputs", "compute_advantages"]
 
@@ -83,7 +84,8 @@ def compute_advantages(
 
     Raises:
         ValueError: unknown estimator, an input that it needs is missing, shapes that differ, rewards that are not
-            floats, or an episode whose sequences lie in different groups.
+            floats, an episode whose sequences lie in different groups, or an estimator of the user's that does not
+            return two values for each token.
     """
     require_same_shape(
         token_rewards=token_rewards,
@@ -98,8 +100,8 @@ def compute_advantages(
     )
     if not token_rewards.is_floating_point():
         raise ValueError(f"token_rewards has dtype {token_rewards.dtype}: pass floats")
-    function = ESTIMATORS.get(estimator)
-    advantages, returns = function(
+    _check_ids(layout, mask)
+    result: object = ESTIMATORS.get(estimator)(
         AdvantageInputs(
             token_rewards=token_rewards,
             mask=mask,
@@ -115,4 +117,22 @@ def compute_advantages(
             estimator=estimator,
         )
     )
-    return advantages.to(token_rewards.dtype), returns.to(token_rewards.dtype)
+    match result:
+        case (Tensor() as advantages, Tensor() as returns) if advantages.shape == returns.shape == mask.shape:
+            kept, dtype = is_trained(mask), token_rewards.dtype
+            return masked(advantages.to(dtype), kept), masked(returns.to(dtype), kept)
+        case _:
+            raise ValueError(
+                f"algorithm.adv_estimator {estimator} returned {describe(result)}: return (advantages, returns), one "
+                f"of each for each token, {list(mask.shape)}"
+            )
+
+
+def _check_ids(layout: Layout, mask: Tensor) -> None:
+    ids = layout.sequence[is_trained(mask)]
+    unknown = ids[(ids < 0) | (ids >= layout.sequences)]
+    if len(unknown):
+        raise ValueError(
+            f"layout.sequence holds {int(unknown[0])} at a trained position: layout.episode lists {layout.sequences} "
+            f"sequences, whose numbers are 0 to {layout.sequences - 1}"
+        )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithm.layout import Layout
-from agentrl.algorithm.masking import is_trained, masked, require_same_shape
+from agentrl.algorithm.masking import is_trained, masked, require_same_shape, widened
 from agentrl.algorithm.registry import Registry
 
 
@@ -146,7 +146,7 @@ def aggregate(
             padding and packing, so training passes a constant.
 
     Returns:
-        A scalar; exactly 0, with gradient 0, where nothing is trained.
+        A scalar in fp32 or wider; exactly 0, with gradient 0, where nothing is trained.
 
     Raises:
         ValueError: unknown mode, shapes that differ, or a scale that is not positive.
@@ -155,7 +155,7 @@ def aggregate(
     if scale is not None and scale <= 0:
         raise ValueError(f"scale is {scale}: pass a positive number of tokens, e.g. the longest response")
     trained = is_trained(mask)
-    inputs = AggregateInputs(masked(values, trained), trained, layout or Layout.rows(mask), totals, scale)
+    inputs = AggregateInputs(widened(masked(values, trained)), trained, layout or Layout.rows(mask), totals, scale)
     return AGGREGATIONS.get(mode)(inputs)
 
 

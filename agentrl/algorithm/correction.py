@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithm.layout import Layout
-from agentrl.algorithm.masking import is_trained, masked, require_same_shape
+from agentrl.algorithm.masking import is_trained, masked, require_same_shape, widened
 from agentrl.algorithm.metrics import Metrics, effective_sample_size, max_pair, mean_pair
 from agentrl.config.correction import RejectionStatistic, RolloutCorrectionConfig
 
@@ -79,7 +79,7 @@ def rollout_correction(
     )
     trained = is_trained(mask)
     layout = layout or Layout.rows(mask)
-    log_ratio = masked(prox_logp - behav_logp, trained)
+    log_ratio = masked(widened(prox_logp) - widened(behav_logp), trained)
     ratio = _importance_ratio(log_ratio, trained, layout, config.rollout_is)
     bounded, within = _bound(ratio, config)
     weights = _normalise(bounded, trained, layout, config) if config.rollout_is else None

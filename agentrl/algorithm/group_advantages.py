@@ -80,7 +80,7 @@ def _opo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
 def _gpg(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     """score - group mean, scaled up by the share of episodes whose score is 0."""
     group = inputs.groups()
-    scale = group.episodes / group.nonzero.clamp(min=1)
+    scale = group.episodes.double() / group.nonzero.clamp(min=1)
     return _spread(inputs, masked(scale * (group.score - group.mean), group.has_baseline))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from agentrl.algorithm.masking import require_same_shape
+from agentrl.algorithm.masking import require_same_shape, widened
 from agentrl.algorithm.registry import Registry
 
 KL_ESTIMATORS: Registry[Callable[[Tensor], Tensor]] = Registry("KL estimator")
@@ -32,7 +32,7 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, estimator: str) -> Tensor:
         ref_logp: [B, T] log-probs of the reference policy.
 
     Returns:
-        [B, T]. Where d is NaN or infinite the value is too (masked positions are dropped by `aggregate`), and
+        [B, T] in fp32 or wider. Where d is NaN or infinite the value is too (masked positions are dropped by `aggregate`), and
         the gradient is 0.
 
     Raises:
@@ -43,7 +43,7 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, estimator: str) -> Tensor:
     require_same_shape(logp=logp, ref_logp=ref_logp)
     name = estimator.removesuffix("+")
     function = KL_ESTIMATORS.get(name)
-    difference = logp - ref_logp
+    difference = widened(logp) - widened(ref_logp)
     # A masked position may hold anything: with the plain difference, the backward of square, abs and exp
     # would turn its zero gradient into 0 * inf = NaN.
     difference = torch.where(difference.isfinite(), difference, difference.detach())

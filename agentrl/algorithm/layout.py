@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from agentrl.algorithm.masking import is_trained, masked
+from agentrl.algorithm.masking import is_trained, masked, widened
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,9 +119,9 @@ class Layout:
         return column - first[slots]
 
     def sums(self, values: Tensor, mask: Tensor) -> Tensor:
-        """[S] sums of `values` [B, T] over each sequence's trained tokens."""
-        table = values.new_zeros(self.sequences + 1)
-        flat = masked(values, is_trained(mask)).flatten()
+        """[S] sums of `values` [B, T] over each sequence's trained tokens, in fp32 or wider."""
+        flat = widened(masked(values, is_trained(mask))).flatten()
+        table = flat.new_zeros(self.sequences + 1)
         return table.index_add(0, self.slots(mask).flatten(), flat)[:-1]
 
     def maxima(self, values: Tensor, mask: Tensor) -> Tensor:

@@ -15,8 +15,9 @@ from agentrl.algorithm.aggregate import Totals, aggregate
 from agentrl.algorithm.correction import Correction, importance_weight
 from agentrl.algorithm.layout import Layout
 from agentrl.algorithm.losses import LOSSES, LossConfig, LossInputs
-from agentrl.algorithm.masking import is_trained, masked, require_same_shape
-from agentrl.algorithm.metrics import Metrics, mean_pair
+from agentrl.algorithm.masking import is_trained, masked, require_same_shape, widened
+from agentrl.algorithm.metrics import Metrics, is_pair, mean_pair
+from agentrl.algorithm.registry import describe
 from agentrl.config.names import SEQUENCE_MEANS
 
 WEIGHS_SEQUENCES = "geo_mean"
@@ -77,7 +78,8 @@ def policy_loss(
 
     Raises:
         ValueError: unknown loss mode, shapes that differ, `gspo` or `sapo` with another aggregation than
-            seq-mean-token-mean, or `dro` without `dro_beta`.
+            seq-mean-token-mean, `dro` without `dro_beta`, or a loss of the user's that does not return per-token
+            losses with a gradient and metrics.
 
     Source: decoupled PPO: arXiv:2110.00641; of the others see the table.
     """
@@ -97,7 +99,7 @@ def policy_loss(
         kept = kept & is_trained(correction.mask)
     layout = layout or Layout.rows(mask)
     logp, prox_logp, behav_logp, advantages = (
-        masked(values, kept) for values in (logp, prox_logp.detach(), behav_logp.detach(), advantages.detach())
+        masked(widened(values), kept) for values in (logp, prox_logp.detach(), behav_logp.detach(), advantages.detach())
     )
     reinforce = loss_mode == "bypass_mode" and config.loss_type == "reinforce"
     if loss_mode == "bypass_mode" and not reinforce:
@@ -107,12 +109,7 @@ def policy_loss(
     else:
         weights = None if correction.weights is None else masked(correction.weights.detach(), kept)
     inputs = LossInputs(logp, prox_logp, behav_logp, advantages, kept, layout, config, weights)
-    values, metrics = LOSSES.get(loss_mode)(inputs)
-    if values.shape != mask.shape:
-        raise ValueError(
-            f"actor.loss_mode {loss_mode} returned losses of shape {list(values.shape)}: return one for each token, "
-            f"{list(mask.shape)}"
-        )
+    values, metrics = _evaluated(loss_mode, inputs)
     if weights is not None and loss_mode != WEIGHS_SEQUENCES:
         values = weights * values
     applied = torch.ones_like(logp) if weights is None else weights
@@ -125,6 +122,32 @@ def policy_loss(
         scale=config.loss_scale_factor,
     )
     return loss, {**metrics, "actor/behav_weight_mean": mean_pair(applied, kept)}
+
+
+def _evaluated(loss_mode: str, inputs: LossInputs) -> tuple[Tensor, Metrics]:
+    """The losses of tokens and the metrics that a loss function returns, if that is what it returns."""
+    result: object = LOSSES.get(loss_mode)(inputs)
+    shape = inputs.logp.shape
+    match result:
+        case (Tensor() as values, dict() as metrics) if values.shape == shape:
+            pass
+        case _:
+            raise ValueError(
+                f"actor.loss_mode {loss_mode} returned {describe(result)}: return (losses, metrics), one loss for each "
+                f"token, {list(shape)}, and a dict, which may be empty"
+            )
+    if inputs.logp.requires_grad and not values.requires_grad:
+        raise ValueError(
+            f"actor.loss_mode {loss_mode} returned losses without a gradient: compute them from inputs.logp, without "
+            "detach or no_grad"
+        )
+    for name, pair in metrics.items():
+        if not is_pair(pair):
+            raise ValueError(
+                f"actor.loss_mode {loss_mode} returned {describe(pair)} as metric {name!r}: return a pair of scalar "
+                "tensors, (sum, count), such as agentrl.algorithm.mean_pair(values, inputs.kept)"
+            )
+    return values, metrics
 
 
 def _check(loss_mode: str, config: LossConfig) -> None:

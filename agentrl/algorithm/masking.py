@@ -21,6 +21,11 @@ def masked(values: Tensor, keep: Tensor) -> Tensor:
     return torch.where(keep, values, values.new_zeros(()))
 
 
+def widened(values: Tensor) -> Tensor:
+    """`values` in fp32, or as they are if that is wider: sums and products of many half-precision numbers go wrong."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 def require_same_shape(**tensors: Tensor | None) -> None:
     """Checks that the named `[B, T]` tensors agree; None stands for an argument that was not passed.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from agentrl.algorithm.masking import masked
+from agentrl.algorithm.masking import masked, widened
 
 Metrics = dict[str, tuple[Tensor, Tensor]]
 """Name to (sum, count), both scalars on the device of the inputs; the metric is sum / count."""
@@ -16,18 +16,27 @@ MAXIMA = frozenset({"mismatch/max"})
 """Names whose pair is (maximum, 1), or (0, 0) without a token: over calls the largest counts, not the sum."""
 
 
+def is_pair(value: object) -> bool:
+    """Whether `value` can stand in `Metrics`."""
+    match value:
+        case (Tensor() as total, Tensor() as count):
+            return total.dim() == 0 and count.dim() == 0
+        case _:
+            return False
+
+
 def mean_pair(values: Tensor, where: Tensor) -> tuple[Tensor, Tensor]:
     """The pair of the mean of `values` over the positions where `where` (bool, same shape) is True.
 
     Sums in fp32 or wider, without gradient and without host synchronisation.
     """
-    values = values.detach().to(torch.promote_types(values.dtype, torch.float32))
+    values = widened(values.detach())
     return masked(values, where).sum(), where.sum().to(values.dtype)
 
 
 def max_pair(values: Tensor, where: Tensor) -> tuple[Tensor, Tensor]:
     """The pair of the largest of the non-negative `values` over the positions where `where` is True."""
-    values = masked(values.detach().to(torch.promote_types(values.dtype, torch.float32)), where)
+    values = masked(widened(values.detach()), where)
     largest = values.max() if values.numel() else values.new_zeros(())
     return largest, where.any().to(values.dtype)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agentrl.algorithm.masking import require_same_shape
+from agentrl.algorithm.masking import require_same_shape, widened
 from agentrl.algorithm.registry import Registry
 
 
@@ -60,13 +60,13 @@ def proximal_logp(
             version v to the next publish.
 
     Returns:
-        [B, T]; at masked positions whatever the inputs hold there.
+        [B, T] in fp32 or wider; at masked positions whatever the inputs hold there.
 
     Raises:
         ValueError: unknown method or shapes that differ.
     """
     require_same_shape(logp=logp, behav_logp=behav_logp, versions=versions)
-    inputs = ProximalInputs(logp.detach(), behav_logp.detach(), versions, version_prox, version_now)
+    inputs = ProximalInputs(widened(logp.detach()), widened(behav_logp.detach()), versions, version_prox, version_now)
     return PROXIMAL_METHODS.get(method)(inputs)
 
 

@@ -6,7 +6,20 @@ from collections.abc import Callable
 from importlib import import_module, metadata
 from typing import Generic, TypeVar
 
+from torch import Tensor
+
 Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def describe(value: object) -> str:
+    """What a function returned, in a few words for the message that it should have returned something else."""
+    match value:
+        case Tensor():
+            return f"a tensor {list(value.shape)}"
+        case tuple() | list() if len(value) <= 4:
+            return f"({', '.join(map(describe, value))})"
+        case _:
+            return f"a {type(value).__name__}"
 
 
 class UnknownNameError(ValueError):

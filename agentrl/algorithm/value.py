@@ -7,7 +7,7 @@ from torch import Tensor
 
 from agentrl.algorithm.aggregate import Totals, aggregate
 from agentrl.algorithm.layout import Layout
-from agentrl.algorithm.masking import is_trained, masked, require_same_shape
+from agentrl.algorithm.masking import is_trained, masked, require_same_shape, widened
 from agentrl.algorithm.metrics import Metrics, mean_pair
 
 
@@ -49,7 +49,7 @@ def value_loss(
     if cliprange_value <= 0:
         raise ValueError(f"cliprange_value is {cliprange_value}: pass a positive number")
     trained = is_trained(mask)
-    values, old, target = (masked(x, trained) for x in (values, old_values.detach(), returns.detach()))
+    values, old, target = (masked(widened(x), trained) for x in (values, old_values.detach(), returns.detach()))
     within = torch.maximum(torch.minimum(values, old + cliprange_value), old - cliprange_value)
     plain, clipped = (values - target).square(), (within - target).square()
     loss = aggregate(torch.maximum(plain, clipped) / 2, mask, loss_agg_mode, layout=layout, totals=totals, scale=scale)

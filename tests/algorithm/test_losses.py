@@ -165,21 +165,3 @@ def test_clip_cov_without_a_candidate_is_the_clipped_surrogate():
     ours = evaluate("clip_cov", clip_cov_lb=100.0, clip_cov_ub=200.0, clip_ratio_c=100.0)
     vanilla = evaluate("vanilla", clip_ratio_c=100.0)
     assert ours[0] == pytest.approx(vanilla[0]) and ours[1] == pytest.approx(vanilla[1])
-
-
-def test_a_loss_of_another_shape_is_refused_and_not_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentrl.algorithm.losses import LOSSES
-
-    values = torch.zeros(2, 3)
-    for shape in ((), (2, 1), (1, 3)):
-        monkeypatch.setitem(LOSSES._functions, "mine", lambda inputs, shape=shape: (torch.zeros(shape), {}))
-        with pytest.raises(ValueError, match=r"mine returned losses of shape .*: return one for each token, \[2, 3\]"):
-            policy_loss(
-                "mine",
-                logp=values,
-                prox_logp=values,
-                behav_logp=values,
-                advantages=values,
-                mask=torch.ones(2, 3),
-                config=LossConfig(),
-            )
