@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ class RunResult:
     Attributes:
         accuracy_before, accuracy_after: on the held-out tasks; None if there are none.
         fates: ended episodes by fate.
-        problem: why training ended before its time, if it did; the model is saved all the same.
+        problem: why training ended before its time or was in vain, if so; the model is saved all the same.
     """
 
     run_dir: Path
@@ -62,6 +63,7 @@ def run(config: RunConfig, *, plugin_folders: Sequence[str] = (), console: Conso
 async def _watch(host: LocalHost, config: RunConfig, view: ProgressView) -> RunResult:
     began = time.monotonic()
     step_seconds: list[float] = []
+    warned = Counter[str]()
     last: RunState | None = None
     try:
         view.update(Progress(phase="starting the processes"))
@@ -69,6 +71,12 @@ async def _watch(host: LocalHost, config: RunConfig, view: ProgressView) -> RunR
             async for state in host.states():
                 last = state
                 step_seconds += [state.trainer.metrics["time/step"]] if state.trainer.metrics else []
+                if warning := state.trainer.warning:
+                    # Told again each time it has happened twice as often.
+                    warned[warning] += 1
+                    if warned[warning].bit_count() == 1:
+                        step = int(state.trainer.metrics["step"])
+                        view.message(f"warning: training step {step} skipped an optimiser step: {warning}")
                 view.update(_progress(state, config, time.monotonic() - began, step_seconds[-10:]))
             await host.wait_for_trainer()
     finally:

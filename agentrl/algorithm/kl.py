@@ -32,8 +32,8 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, estimator: str) -> Tensor:
         ref_logp: [B, T] log-probs of the reference policy.
 
     Returns:
-        [B, T] in fp32 or wider. Where d is NaN or infinite the value is too (masked positions are dropped by `aggregate`), and
-        the gradient is 0.
+        [B, T] in fp32 or wider. Where d is NaN or infinite the value is too (masked positions are dropped by
+        `aggregate`), and the gradient is 0.
 
     Raises:
         ValueError: unknown estimator or shapes that differ.

@@ -272,7 +272,8 @@ class TrainerStatus:
 
     Attributes:
         total_steps: None if the run ends with its tasks.
-        problem: why training ended before its time, if it did.
+        warning: what is wrong with the step whose row `metrics` is.
+        problem: why training ended before its time, or was in vain.
     """
 
     step: int
@@ -283,6 +284,7 @@ class TrainerStatus:
     metrics: dict[str, float] = field(default_factory=dict)
     val_first: float | None = None
     val_last: float | None = None
+    warning: str = ""
     problem: str = ""
     done: bool = False
     error: str = ""

@@ -107,7 +107,7 @@ class Actor:
         started = self._policy_version
         learns = self._training_steps >= self._config.trainer.critic_warmup
         parts: list[Metrics] = []
-        norms: list[float | None] = []
+        norms: list[float] = []
         if self._critic is not None:
             self._critic.forwards["critic"] += 1
         for mini_batch in data.mini_batches():
@@ -120,7 +120,7 @@ class Actor:
                 self._steps_since_publish += 1
             parts.append(step_parts)
         self._training_steps += 1
-        taken = [norm for norm in norms if norm is not None]
+        taken = [norm for norm in norms if norm > 0]
         merged = merge(parts)
         # What could not be measured (every token was rejected) is not a number, rather than no key.
         return (
@@ -130,6 +130,7 @@ class Actor:
             | {
                 "actor/grad_norm": sum(taken) / len(taken) if taken else 0.0,
                 "actor/skipped_steps": float(len(norms) - len(taken)),
+                "actor/nonfinite_steps": float(sum(map(math.isnan, norms))),
                 "actor/lr": lr,
                 "tokens/packed": float(sum(len(sequence.branch.token_ids) for sequence in data.trained_sequences)),
             }

@@ -94,8 +94,8 @@ class Critic:
         merged = merge(parts)
         norm = self._optimiser.step(valid=bool(merged["critic/loss"][0].isfinite()))
         return merged | {
-            "critic/grad_norm": (zero + (norm or 0.0), zero + 1),
-            "critic/skipped_fraction": (zero + (norm is None), zero + 1),
+            "critic/grad_norm": (zero + norm, zero + 1) if norm > 0 else (zero, zero + 1),
+            "critic/skipped_fraction": (zero + (not norm > 0), zero + 1),
         }
 
     def _values(self, data: TrainingData) -> Tensor:

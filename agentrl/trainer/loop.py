@@ -16,6 +16,7 @@ from agentrl.config import RunConfig
 from agentrl.record import EngineError, NoProgress, RolloutEnded
 from agentrl.record.protocols import PublishReport, RolloutService, RolloutStatus, TrainerStatus
 from agentrl.trainer.actor import Actor
+from agentrl.trainer.idle_steps import IdleSteps, why_skipped
 from agentrl.trainer.lora import write_adapter
 from agentrl.trainer.policy_files import Weights, snapshot, write_policy
 from agentrl.weights.sender import ShmSender
@@ -75,6 +76,7 @@ class TrainLoop:
         self._accuracy_before: float | None = None
         self._accuracy: float | None = None
         self._problem = ""
+        self._idle = IdleSteps()
         self._unpublished_steps = 0
         self.end_seen = asyncio.Event()
         self.version = 0
@@ -104,12 +106,15 @@ class TrainLoop:
         self._since = _Clock(await self._rollout.status())
         try:
             while config.total_steps is None or self.step < config.total_steps:
-                self._record(await self._train_step())
+                row = await self._train_step()
+                self._record(row)
+                self._idle.note(row)
         except RolloutEnded:
             pass
         except NoProgress as error:
             # What has been learnt is kept: the policy is validated and saved before the run ends with this.
             self._problem = str(error)
+        self._problem = self._problem or self._idle.problem()
         await self._rollout.stop()
         await self._save_last()
         if self._unpublished_steps:
@@ -134,6 +139,7 @@ class TrainLoop:
             phase=self._phase,
             phase_seconds=time.monotonic() - self._phase_began,
             metrics=later[0] if later else {},
+            warning=why_skipped(later[0]) if later else "",
             val_first=self._accuracy_before,
             val_last=self._accuracy,
             problem=self._problem,

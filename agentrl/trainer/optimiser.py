@@ -36,23 +36,23 @@ class Optimiser:
         """Learning rate of the next step."""
         return float(self._schedule.get_last_lr()[0])
 
-    def step(self, *, valid: bool = True) -> float | None:
+    def step(self, *, valid: bool = True) -> float:
         """Clips, steps, clears the gradients; returns the gradient norm before clipping.
 
-        None: the step was skipped, the schedule went on. That is so if the caller says that the gradient is not
-        `valid`, if its norm is not finite, or if all of it is zero (nothing was trained, and momentum alone must not
-        move the weights).
+        The step is skipped, while the schedule goes on, if the norm that is returned is 0 (nothing was trained, and
+        momentum alone must not move the weights) or NaN: the norm is not finite, or the caller says that the gradient
+        is not `valid`.
         """
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._grad_clip))
-        stepped = valid and math.isfinite(norm) and norm > 0
-        if stepped:
+        norm = norm if valid and math.isfinite(norm) else math.nan
+        if norm > 0:
             self._adamw.step()
         else:
             # LambdaLR warns if it runs ahead of the optimiser; skipping is what is meant here.
             self._adamw._opt_called = True  # type: ignore[attr-defined]
         self._adamw.zero_grad(set_to_none=True)
         self._schedule.step()
-        return norm if stepped else None
+        return norm
 
 
 def lr_factor(config: OptimConfig, total_steps: int | None) -> Callable[[int], float]:

@@ -43,7 +43,7 @@ def test_a_loss_sums_in_more_than_half(loss_mode):
     results = []
     for dtype in (torch.float64, torch.bfloat16):
         mask = torch.ones(2, TOKENS)
-        batch = inputs(dtype)
+        batch: Any = inputs(dtype)
         batch["logp"].requires_grad_()
         loss, _ = policy_loss(loss_mode, **batch, mask=mask, config=config)
         loss.backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,11 @@ from agentrl.config import RunConfig, load_config
 from agentrl.record import Batch, Branch, Group, Trajectory, Turn
 from agentrl.trainer.actor import Actor
 from agentrl.trainer.critic import Critic, ValueModel
+from agentrl.trainer.loop import TrainLoop
 from agentrl.trainer.lora import add_lora
+from agentrl.weights.sender import ShmSender
 from tests.support.models import random_model
+from tests.support.scripted_rollout import Rows, ScriptedRollout
 
 torch.set_num_threads(1)
 
@@ -145,6 +149,28 @@ def sampled_by(padded_logprobs: Callable[..., Any]) -> Callable[..., list[Group]
         return groups
 
     return record
+
+
+@pytest.fixture
+def new_loop(tmp_path: Path, new_model: Callable[..., Any], new_groups: Any, new_config: Any, new_actor: Any):
+    """`new_loop("key=value", ..., batches=4)`: a loop, its scripted rollout side, and the rows it writes."""
+
+    def build(
+        *overrides: str, batches: int = 100, rollout: type[ScriptedRollout] = ScriptedRollout
+    ) -> tuple[TrainLoop, ScriptedRollout, Rows]:
+        keys = ("actor.ppo_mini_batch_size=2", "actor.optim.lr=0.01", *overrides)
+        side, rows = rollout(new_groups(2, 3), new_model(seed=9), batches), Rows()
+        loop = TrainLoop(
+            new_config(*keys),
+            actor=new_actor(*keys),
+            rollout=side,
+            sender=ShmSender(tmp_path, 1 << 14),
+            sink=rows,
+            run_dir=tmp_path,
+        )
+        return loop, side, rows
+
+    return build
 
 
 @pytest.fixture(scope="session")

@@ -199,7 +199,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
     row = actor.update(batch_of(groups))
     if np.isnan(poison):
         assert not moved(actor, before)
-        assert row["actor/skipped_steps"] == 1 and row["actor/grad_norm"] == 0
+        assert row["actor/skipped_steps"] == row["actor/nonfinite_steps"] == 1 and row["actor/grad_norm"] == 0
     assert all(bool(parameter.isfinite().all()) for parameter in actor.model.parameters())
     row = actor.update(batch_of(healthy))
     assert moved(actor, before)
@@ -242,11 +242,11 @@ def test_a_batch_without_advantages_moves_nothing(new_actor: Fixture, new_groups
 def test_a_batch_whose_tokens_are_all_rejected_moves_nothing(
     new_actor: Fixture, new_groups: Fixture, batch_of: Fixture
 ) -> None:
-    reject = "algorithm.rollout_correction={rollout_rs: [token_k1], rollout_rs_threshold: [[1e-30, 2e-30]]}"
+    reject = "algorithm.rollout_correction={rollout_rs: [token_k1], rollout_rs_threshold: [[0.999999999, 1]]}"
     actor = new_actor("actor.ppo_mini_batch_size=2", reject)
     before = weights_of(actor)
     row = actor.update(batch_of(new_groups(2, 3)))
-    assert row["actor/skipped_steps"] == 1 and row["actor/loss"] == 0
+    assert row["actor/skipped_steps"] == 1 and row["actor/loss"] == 0 and row["actor/nonfinite_steps"] == 0
     assert row["mismatch/rejected_fraction"] == 1
     assert not moved(actor, before)
     assert {key for key in STEP_KEYS if key.startswith(("actor/", "mismatch/"))} <= row.keys()

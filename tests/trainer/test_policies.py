@@ -101,7 +101,7 @@ def test_an_entropy_bonus_flattens_the_policy(
 def test_what_is_rejected_trains_no_other_term(
     term: str, new_model: Fixture, new_actor: Fixture, new_groups: Fixture, batch_of: Fixture
 ) -> None:
-    reject = "algorithm.rollout_correction={rollout_rs: [token_k1], rollout_rs_threshold: [[1e-30, 2e-30]]}"
+    reject = "algorithm.rollout_correction={rollout_rs: [token_k1], rollout_rs_threshold: [[0.999999999, 1]]}"
     actor = new_actor(term, reject, "actor.ppo_mini_batch_size=2")
     row = actor.update(batch_of(new_groups(2, 3)))
     assert row["mismatch/rejected_fraction"] == 1 and row["actor/skipped_steps"] == 1
