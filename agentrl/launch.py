@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from agentrl.cluster.spec import plugin_paths
 from agentrl.config import RunConfig, dump_yaml, update_path
+from agentrl.config.schema import ModelConfig
 from agentrl.device import get_device
 from agentrl.observe import create_run_dir, write_environment
 from agentrl.record.task import Split
@@ -62,7 +63,9 @@ def prepare(
     _check_renderer(config.model.renderer)
     model_path = resolve_model(config.model.path)
     if config.has_critic and config.critic.path is not None:
-        resolve_model(config.critic.path)
+        resolve_model(config.critic.path, key="critic.path")
+    if config.model.lora_rank and "train" in splits:
+        _check_adapters(config.model, model_path)
     device = get_device(config.trainer.device)
     try:
         run_dir = create_run_dir(config.trainer.output_dir, experiment)
@@ -83,6 +86,15 @@ def _check_renderer(name: str) -> None:
         config_from_name(name)
     except ValueError as error:
         raise PluginError(f"model.renderer: {error}") from None
+
+
+def _check_adapters(config: ModelConfig, path: str) -> None:
+    from agentrl.trainer.lora import check_lora
+
+    try:
+        check_lora(config, path)
+    except ValueError as error:
+        raise PluginError(str(error)) from error
 
 
 def check_user_code(config: RunConfig, splits: Sequence[Split]) -> None:

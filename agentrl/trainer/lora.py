@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,22 @@ def add_lora(model: Any, config: ModelConfig) -> None:
     """Puts adapters into `model` where the config says; its own weights are frozen.
 
     Raises:
-        ValueError: no layer of the model has such a name, or one shares its weights with another layer: the sum of
+        ValueError: no layer of the model has such a name, one is of a kind that can't have an adapter, or one shares its weights with another layer: the sum of
             weights and adapter would then be two tensors, where the engines know one.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
     targets = config.target_modules
+    _check_names(model, targets)
     lora = LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  only ever divided by the rank
         target_modules=targets if isinstance(targets, str) else list(targets),
     )
-    inject_adapter_in_model(lora, model)
+    try:
+        inject_adapter_in_model(lora, model)
+    except ValueError as error:
+        raise ValueError(f"model.target_modules: {error}") from error
     owners: dict[torch.Tensor, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owners.setdefault(parameter, []).append(name)
@@ -35,6 +39,36 @@ def add_lora(model: Any, config: ModelConfig) -> None:
         if len(names) > 1 and any(".base_layer." in name for name in names):
             layers = " and ".join(name.removesuffix(".weight").removesuffix(".base_layer") for name in names)
             raise ValueError(f"model.target_modules: {layers} share their weights and can't have adapters")
+
+
+def check_lora(config: ModelConfig, path: str) -> None:
+    """Finds out whether `add_lora` will work on the model in `path`, without its weights.
+
+    Raises:
+        ValueError: see `add_lora`.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
+    model.tie_weights()
+    add_lora(model, config)
+
+
+def _check_names(model: Any, targets: str | Sequence[str]) -> None:
+    """peft leaves out names that no layer has, as long as there is one that it knows."""
+    if isinstance(targets, str):
+        return
+    layers = [name for name, module in model.named_modules() if getattr(module, "weight", None) is not None]
+    unknown = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in layers)]
+    if unknown:
+        linear = dict.fromkeys(
+            name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)
+        )
+        raise ValueError(
+            f"model.target_modules: the model has no layer {', '.join(unknown)}: use all-linear, or names of its linear "
+            f"layers: {', '.join(linear)}"
+        )
 
 
 def has_lora(model: Any) -> bool:

@@ -13,8 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.record import Batch
+from agentrl.tiny import tiny_model_path
 from agentrl.trainer.actor import Actor
-from agentrl.trainer.lora import write_adapter
+from agentrl.trainer.lora import check_lora, write_adapter
 from agentrl.trainer.policy_files import snapshot, write_policy
 from tests.support.gradients import assert_gradients_agree, branches_of, largest
 
@@ -167,9 +168,25 @@ class TestLora:
             torch.testing.assert_close(loaded(input_ids=ids).logits, plain(input_ids=ids).logits)
             assert not torch.allclose(loaded(input_ids=ids).logits, new_model()(input_ids=ids).logits)
 
-    def test_a_target_that_no_layer_is_called_is_an_error(self, new_actor: Fixture) -> None:
-        with pytest.raises(ValueError, match="attention_projection"):
-            new_actor(*LORA, "model.target_modules=[attention_projection]")
+    @pytest.mark.parametrize("targets", ["[attention_projection]", "[q_proj, attention_projection]"])
+    def test_a_target_that_no_layer_is_called_is_an_error(self, targets: str, new_actor: Fixture) -> None:
+        said = r"model\.target_modules: the model has no layer attention_projection: .*q_proj, k_proj"
+        with pytest.raises(ValueError, match=said):
+            new_actor(*LORA, f"model.target_modules={targets}")
+
+    @pytest.mark.parametrize(
+        ("targets", "said"),
+        [
+            ("[query]", "the model has no layer query"),
+            ("[norm]", "is not supported"),
+            ("[lm_head]", "share their weights"),
+        ],
+    )
+    def test_that_is_known_before_any_weight_is_loaded(self, targets: str, said: str, new_config: Fixture) -> None:
+        config = new_config(*LORA, f"model.target_modules={targets}").model
+        with pytest.raises(ValueError, match=rf"model\.target_modules: .*{said}"):
+            check_lora(config, str(tiny_model_path()))
+        check_lora(new_config(*LORA).model, str(tiny_model_path()))
 
     @pytest.mark.parametrize("targets", ["[lm_head]", "[embed_tokens, q_proj]"])
     def test_layers_that_share_their_weights_are_refused(self, targets: str, new_actor: Fixture) -> None:
