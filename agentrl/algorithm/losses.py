@@ -52,11 +52,11 @@ class LossConfig:
         AGGREGATIONS.get(self.loss_agg_mode)
         if not 0 <= self.clip_ratio_low <= 1:
             raise ValueError(f"clip_ratio_low is {self.clip_ratio_low}: 1 - clip_ratio_low must lie in [0, 1]")
-        if self.clip_ratio_high < 0:
+        if not self.clip_ratio_high >= 0:
             raise ValueError(f"clip_ratio_high is {self.clip_ratio_high}: pass 0 or more")
-        if self.clip_ratio_c <= 1:
+        if not self.clip_ratio_c > 1:
             raise ValueError(f"clip_ratio_c is {self.clip_ratio_c}: pass a value above 1, e.g. 3.0")
-        if self.loss_scale_factor is not None and self.loss_scale_factor <= 0:
+        if self.loss_scale_factor is not None and not self.loss_scale_factor > 0:
             raise ValueError(f"loss_scale_factor is {self.loss_scale_factor}: pass a positive number of tokens")
         if self.loss_scale_factor is not None and self.loss_agg_mode != "seq-mean-token-sum-norm":
             raise ValueError(
@@ -67,9 +67,9 @@ class LossConfig:
             raise ValueError(f"loss_type is {self.loss_type!r}: use ppo_clip or reinforce")
         for name in ("tau_pos", "tau_neg", "clip_cov_ratio", "kl_cov_ratio", "dro_beta"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value}: pass a positive number")
-        if self.clip_cov_lb >= self.clip_cov_ub:
+        if not self.clip_cov_lb < self.clip_cov_ub:
             raise ValueError(f"clip_cov_lb is {self.clip_cov_lb}: it lies below clip_cov_ub, {self.clip_cov_ub}")
 
 

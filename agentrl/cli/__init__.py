@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,4 +102,11 @@ def errors_exit() -> Iterator[None]:
 def main() -> None:
     """The entry point of the console script."""
     logging.basicConfig(level=logging.WARNING)
+    warnings.showwarning = _one_line
     app()
+
+
+def _one_line(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    """A warning as a user reads it, without the place in the code that gave it."""
+    kind = "warning" if issubclass(category, UserWarning) else category.__name__
+    typer.echo(f"{kind}: {message}", err=True)

@@ -121,7 +121,9 @@ async def run_trainer(spec: RunSpec, role: str) -> None:
     run_dir = Path(spec.run_dir)
     client = RpcClient(spec.address("rollout"), RolloutService, name="rollout worker")
     async with connected(client):
-        critic_path = resolve_model(config.critic.path, key="critic.path") if config.has_critic and config.critic.path else None
+        critic_path = (
+            resolve_model(config.critic.path, key="critic.path") if config.has_critic and config.critic.path else None
+        )
         actor = await asyncio.to_thread(load_actor, config, spec.model_path, critic_path)
         with MetricsWriter(run_dir, tensorboard="tensorboard" in config.trainer.logger) as writer:
             loop = TrainLoop(

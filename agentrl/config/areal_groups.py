@@ -130,11 +130,20 @@ def _betas(view: View) -> Mapping[str, Any]:
     }
 
 
-_CHOOSE = (
-    "set algorithm.adv_estimator too (reinforce_plus_plus whitens what follows a token), which then gets the rewards "
-    "as the norms make them"
-)
 NORMS = ("actor.reward_norm", "actor.adv_norm")
+
+
+def _choose(view: View) -> str:
+    proposal = (
+        "gae, which reads the critic"
+        if _has_critic(view)
+        else "reinforce_plus_plus, which whitens what follows a token"
+    )
+    return f"set algorithm.adv_estimator too ({proposal}); it then gets the rewards as the norms make them"
+
+
+def _has_critic(view: View) -> bool:
+    return view.given("critic.path") is not None
 
 
 def _norms(view: View) -> Mapping[str, Any]:
@@ -143,18 +152,21 @@ def _norms(view: View) -> Mapping[str, Any]:
     keys: dict[str, Any] = {} if advantage is None else {"algorithm.adv_norm": advantage}
     if view.given("algorithm.adv_estimator") is not None:
         return keys if reward is None else {"algorithm.reward_norm": reward, **keys}
+    if _has_critic(view):
+        name = NORMS[1] if reward is None else NORMS[0]
+        raise Contradiction((name,), "is given with a critic, and no estimator is named that reads it", _choose(view))
     own = {"eps": 1e-5, "std_unbiased": True}  # AReaL's, of which an estimator has its own
     if reward is None:
         reason = "is given without a normalisation of rewards: AReaL then takes rewards as they are for advantages"
-        raise Contradiction((NORMS[1],), reason, _CHOOSE)
+        raise Contradiction((NORMS[1],), reason, _choose(view))
     if view.foreign(KL[0]):
         raise Contradiction(
             (NORMS[0], KL[0]),
             f"is given with {KL[0]}, which AReaL takes off after it has compared the episodes, and agentrl before",
-            _CHOOSE,
+            _choose(view),
         )
     if any(reward.get(name, value) != value for name, value in own.items()):
-        raise Contradiction((NORMS[0],), f"sets {' or '.join(own)}, which estimators have of their own", _CHOOSE)
+        raise Contradiction((NORMS[0],), f"sets {' or '.join(own)}, which estimators have of their own", _choose(view))
     levels = (reward.get("mean_level", "batch"), reward.get("std_level", "batch"), bool(reward.get("mean_leave1out")))
     known = {
         ("group", "group", False): {"algorithm.adv_estimator": "grpo"},
@@ -165,7 +177,7 @@ def _norms(view: View) -> Mapping[str, Any]:
         raise Contradiction(
             (NORMS[0],),
             "normalises rewards as no estimator does",
-            _CHOOSE,
+            _choose(view),
         )
     return {**known[levels], **keys}
 
@@ -261,7 +273,7 @@ AREAL_GROUPS: tuple[Group, ...] = (
     Group(
         "AReaL",
         NORMS,
-        ("algorithm.adv_estimator",),
+        ("algorithm.adv_estimator", "critic.path"),
         _norms,
         "algorithm.adv_estimator, if none is given, else algorithm.reward_norm; and algorithm.adv_norm",
     ),

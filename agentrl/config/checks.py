@@ -264,6 +264,16 @@ def _credit(config: RunConfig) -> Iterator[Problem]:
             "set it to the parts of the reward that are to be earned, e.g. [accuracy]",
             others=("algorithm.adv_estimator",),
         )
+    elif algorithm.adv_estimator == "gdpo" and len(set(keys)) < len(keys):
+        yield Problem(
+            "algorithm.gdpo_reward_keys", "names a part of the reward twice", "name each once, with its weight"
+        )
+    elif algorithm.adv_estimator == "gdpo" and weights and not any(weights):
+        yield Problem(
+            "algorithm.gdpo_reward_weights",
+            "are all 0: nothing would be learnt",
+            "give at least one part a weight other than 0, or remove algorithm.gdpo_reward_weights for 1 each",
+        )
     elif algorithm.adv_estimator == "gdpo" and weights and len(weights) != len(keys):
         yield Problem(
             "algorithm.gdpo_reward_weights",
@@ -271,6 +281,14 @@ def _credit(config: RunConfig) -> Iterator[Problem]:
             "give algorithm.gdpo_reward_weights one number for each name, or remove it",
             others=("algorithm.gdpo_reward_keys",),
         )
+    for key in ("reward_norm", "adv_norm"):
+        norm = getattr(algorithm, key)
+        if norm is not None and norm.mean_level is None and norm.std_level is None:
+            yield Problem(
+                f"algorithm.{key}",
+                "subtracts nothing and divides by nothing",
+                f"set {key}.mean_level or {key}.std_level to batch or group, or remove it",
+            )
     buffer, longest = algorithm.overlong_buffer_len, config.data.max_response_length
     if buffer is not None and buffer > longest:
         yield Problem(

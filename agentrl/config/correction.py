@@ -64,7 +64,7 @@ class RolloutCorrectionConfig(BaseModel):
     r = exp(l). Source: Liu et al., "When Speed Kills Stability", 2025; IcePop: Ling team, 2025.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     rollout_is: Literal["token", "sequence"] | None = Field(
         default="token",
@@ -124,7 +124,7 @@ class RolloutCorrectionConfig(BaseModel):
     @field_validator("rollout_is_threshold")
     @classmethod
     def _check_weight_bound(cls, value: float | Band) -> float | Band:
-        return _checked_bound("rollout_is_threshold", value)
+        return _checked_band("rollout_is_threshold", _checked_bound("rollout_is_threshold", value))
 
     @model_validator(mode="before")
     @classmethod
@@ -153,6 +153,10 @@ class RolloutCorrectionConfig(BaseModel):
             _checked_bound(f"rollout_rs_threshold of {name}", bound)
             if isinstance(bound, tuple) and not name.endswith("k1"):
                 raise ValueError(f"rollout_rs_threshold of {name} is {bound}: k2 and k3 take one upper bound")
+            if name.endswith("k1"):
+                _checked_band(
+                    f"rollout_rs_threshold of {name}", bound if isinstance(bound, tuple) else _around_one(bound)
+                )
         if self.rollout_is is None and self.rollout_is_batch_normalize:
             raise ValueError("rollout_is_batch_normalize needs weights: set rollout_is to token or sequence")
         return self
@@ -188,10 +192,25 @@ def _checked_bound(key: str, bound: float | Band) -> float | Band:
     return bound
 
 
+def _checked_band(key: str, bound: float | Band) -> float | Band:
+    """Policies that agree have a ratio of 1, and what they sampled is never to be left out."""
+    if isinstance(bound, tuple) and not bound[0] <= 1 <= bound[1]:
+        raise ValueError(
+            f"{key} is [{bound[0]:g}, {bound[1]:g}], which leaves out a ratio of 1, so all tokens on which the "
+            "policies agree: write a band around 1, such as [0.5, 2.0], or a number above 1"
+        )
+    return bound
+
+
+def _around_one(bound: float) -> Band:
+    """What one number says of a ratio."""
+    return 1 / bound, bound
+
+
 def _in_nats(statistic: str, bound: float | Band) -> Band:
     if not statistic.endswith("k1"):
         return -math.inf, cast(float, bound)
-    lower, upper = bound if isinstance(bound, tuple) else (1 / bound, bound)
+    lower, upper = bound if isinstance(bound, tuple) else _around_one(bound)
     return math.log(lower), math.log(upper)
 
 

@@ -42,11 +42,13 @@ class Known:
         foreign_values: of the keys that only mean something in groups.
         given_claims: keys here that were written under one name or another.
         derived_claims: keys here that a group of foreign keys came to, and the group.
+        contradictions: of groups, until a later layer resolves them.
     """
 
     foreign_values: dict[str, Any] = field(default_factory=dict)
     given_claims: dict[str, Claim] = field(default_factory=dict)
     derived_claims: dict[str, tuple[Group, Claim]] = field(default_factory=dict)
+    contradictions: dict[Group, Problem] = field(default_factory=dict)
 
     def foreign(self, name: str) -> Any:
         return self.foreign_values.get(name)
@@ -69,9 +71,13 @@ class Importer:
     says."""
 
     def __init__(self) -> None:
-        self.problems: list[Problem] = []
-        """What cannot be translated."""
+        self._problems: list[Problem] = []
         self._known = Known()
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What cannot be translated."""
+        return [*self._problems, *self._known.contradictions.values()]
 
     @property
     def notes(self) -> list[str]:
@@ -85,7 +91,7 @@ class Importer:
 
     def translate(self, layer: Layer) -> Layer:
         """The layer under agentrl's names. What cannot be translated is left out, and a problem."""
-        return _LayerReading(layer, self._known, self.problems).result()
+        return _LayerReading(layer, self._known, self._problems).result()
 
 
 class _LayerReading:
@@ -126,8 +132,11 @@ class _LayerReading:
                     reason = f"is {show(value)}, and {key.system}'s {key.name} has no counterpart: {row.why}"
                     self._problem(key.name, reason, f"remove it, or set it to {show_any(row.values)}")
             case Absent():
-                self._taken(key.name)
-                self._problem(key.name, f"{key.system}'s {key.name} has no counterpart: {row.why}", "remove it")
+                taken = self._taken(key.name)
+                names = _unsupported(key.name, taken)
+                has, them = ("has", "it") if len(names) == 1 else ("have", "them")
+                reason = f"{key.system}'s {', '.join(names)} {has} no counterpart: {row.why}"
+                self._problem(names[0], reason, f"remove {them}")
         return []
 
     def _renamed(self, row: Renamed, value: Any) -> list[tuple[str, Claim]]:
@@ -162,7 +171,7 @@ class _LayerReading:
 
     def _claim(self, key: str, claim: Claim) -> None:
         first = self._claims.setdefault(key, claim)
-        if first.value != claim.value:
+        if show(first.value) != show(claim.value) and first.value != claim.value:
             itself = first.names == (key,)
             other = f"{key} itself is" if itself else f"{', '.join(first.names)} makes it"
             reason = f"means that {key} is {show(claim.value)}, but {other} {show(first.value)}"
@@ -189,13 +198,17 @@ class _LayerReading:
                     self._known.foreign_values.pop(name, None)
 
     def _group(self, group: Group) -> None:
+        if self._names.isdisjoint(group.names) and self._claims.keys().isdisjoint(group.needs):
+            return
+        self._known.contradictions.pop(group, None)
         present = tuple(name for name in group.names if name in self._known.foreign_values)
-        if not present or (self._names.isdisjoint(group.names) and self._claims.keys().isdisjoint(group.needs)):
+        if not present:
             return
         try:
             derived = group.read(self._known)
         except Contradiction as error:
-            self._problem(error.keys[0], error.reason, error.fix, (*error.keys[1:], *group.needs))
+            others = (*error.keys[1:], *group.needs)
+            self._known.contradictions[group] = self._about(error.keys[0], error.reason, error.fix, others)
             return
         for key, value in derived.items():
             claim = Claim(value, present)
@@ -222,14 +235,23 @@ class _LayerReading:
         return value
 
     def _problem(self, key: str, reason: str, fix: str, others: tuple[str, ...] = ()) -> None:
-        origin = self._layer.origin(key)
-        self._problems.append(Problem(key, reason, fix, origin, tuple(name for name in others if name != key)))
+        self._problems.append(self._about(key, reason, fix, others))
+
+    def _about(self, key: str, reason: str, fix: str, others: tuple[str, ...]) -> Problem:
+        return Problem(key, reason, fix, self._layer.origin(key), tuple(name for name in others if name != key))
 
 
 def _is_own(name: str, value: Any) -> bool:
     """Whether a name that is also in a table is agentrl's here. A section may be a plain key there."""
     here = keys().get(name)
     return here is not None and (here.section is None or isinstance(value, Mapping))
+
+
+def _unsupported(name: str, value: Any) -> list[str]:
+    """What to blame of a section that was found: the keys in it, if others of the section are known, else the whole."""
+    if isinstance(value, Mapping) and any(known.startswith(f"{name}.") for known in _foreign_names()):
+        return [f"{name}.{key}" for key, _ in leaves(value)]
+    return [name]
 
 
 def foreign_meaning(name: str) -> str | None:

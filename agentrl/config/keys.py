@@ -130,6 +130,13 @@ def describe_type(annotation: Any, metadata: list[Any] | None = None) -> str:
     return f"{words}, {bounds}{', or null' if optional else ''}"
 
 
+def allows_null(annotation: Any) -> bool:
+    """Whether null is a value of this type."""
+    if get_origin(annotation) is Annotated:
+        return allows_null(get_args(annotation)[0])
+    return any(member in (types.NoneType, Any) for member in _members(annotation))
+
+
 def allows_bool(annotation: Any) -> bool:
     """Whether true and false are meant as values of this type, and not only taken for 1 and 0."""
     if get_origin(annotation) is Annotated:

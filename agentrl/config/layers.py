@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any
 import yaml
 
 from agentrl.config.errors import Problem
-from agentrl.config.keys import keys
+from agentrl.config.keys import allows_null, keys
+from agentrl.config.tree import ABSENT, leaves, take
 from agentrl.config.yaml_text import parse_yaml
 
 PRESETS = Path(__file__).parent / "presets"
@@ -31,8 +33,14 @@ class Layer:
     origins: dict[str, str] = field(default_factory=dict)
 
     def over(self, base: Layer) -> Layer:
-        """This layer merged over `base`."""
-        return Layer(_merge(base.values, self.values), base.origins | self.origins)
+        """This layer merged over `base`. Null for a key that has no null takes back what `base` says of it."""
+        lower, upper = deepcopy(base.values), deepcopy(self.values)
+        origins = base.origins | self.origins
+        for name, value in leaves(self.values):
+            if value is None and _has_no_null(name) and take(lower, name) is not ABSENT:
+                take(upper, name)
+                origins = {key: origin for key, origin in origins.items() if not f"{key}.".startswith(f"{name}.")}
+        return Layer(_merge(lower, upper), origins)
 
     def origin(self, key: str) -> str:
         """Where `key`, or the nearest section around it, was written. Empty: nowhere."""
@@ -67,7 +75,8 @@ class LayerReader:
     def _overrides(self, overrides: Sequence[str]) -> list[Layer]:
         layer = Layer()
         for text in overrides:
-            layer = self._override(text).over(layer)
+            one = self._override(text)
+            layer = Layer(_merge(layer.values, one.values), layer.origins | one.origins)
         return self._extended(layer, Path.cwd(), ())
 
     def _override(self, text: str) -> Layer:
@@ -158,6 +167,11 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any], prefix: str = "") -
         else:
             merged[key] = value
     return merged
+
+
+def _has_no_null(name: str) -> bool:
+    key = keys().get(name)
+    return key is not None and not allows_null(key.field.annotation)
 
 
 def _holds_values(name: str) -> bool:

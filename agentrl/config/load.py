@@ -22,7 +22,7 @@ def load_config(path: str | Path | Mapping[str, Any], overrides: Sequence[str] =
     Args:
         path: a YAML file, or a mapping with the same keys. `extends:` in it names files (relative to the file
             that says so) or shipped presets such as `modes/async_stale`; they are merged in order, the file's
-            own keys last.
+            own keys last. Null for a key that has no null takes back what they say of it.
         overrides: `dotted.key=value`, the value read as YAML; the last word on its key. A mapping merges into
             what is there. `extends=modes/on_policy` lays a preset over the file.
 

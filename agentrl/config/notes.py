@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import floor
 from typing import Any
 
-from agentrl.config.correction import RolloutCorrectionConfig
+from agentrl.config.correction import Band, RolloutCorrectionConfig
 from agentrl.config.names import CHOOSE_TOKENS, CLIPPING, RATIO_TERMS
 from agentrl.config.schema import RunConfig
 
@@ -58,7 +58,7 @@ def _policy_roles(config: RunConfig) -> Iterator[tuple[str, str]]:
         start = "the last publication" if actor.prox_anchor == "publish" else "the start of the training step"
         how = f"weights at {start}" if actor.proximal == "recompute" else f"interpolated to the version at {start}"
         yield "proximal", how
-    yield "current", "is updated"
+    yield "current", "updated"
     if config.has_reference:
         yield "reference", "untrained, the adapters left out" if config.model.lora_rank else "untrained"
 
@@ -104,7 +104,8 @@ def _correction(config: RunConfig) -> str:
     else:
         ratio = "current / behaviour" if bypass else "proximal / behaviour"
         weight = f"{correction.rollout_is} weight {ratio}, {_bound(correction)}"
-    rejection = f"; rejection by {', '.join(correction.rollout_rs)}" if correction.rollout_rs else ""
+    limits = zip(correction.rollout_rs or (), correction.rollout_rs_threshold or (), strict=True)
+    rejection = "".join(f"; rejected where {name} is {_outside(name, bound)}" for name, bound in limits)
     moment = "" if correction.m2_threshold is None else f"; second moment below {correction.m2_threshold:g}"
     return f"{weight}{rejection}{moment}"
 
@@ -112,6 +113,14 @@ def _correction(config: RunConfig) -> str:
 def _bound(correction: RolloutCorrectionConfig) -> str:
     lower, upper = correction.weight_bounds()
     return f"truncated at {upper:g}" if lower is None else f"0 outside [{lower:g}, {upper:g}]"
+
+
+def _outside(statistic: str, bound: float | Band) -> str:
+    """What a bound of a rejection statistic leaves out."""
+    if not statistic.endswith("k1"):
+        return f"above {bound:g} nats"
+    lower, upper = bound if isinstance(bound, tuple) else (1 / bound, bound)
+    return f"outside [{lower:g}, {upper:g}] (as a ratio)"
 
 
 def _staleness(config: RunConfig) -> str:

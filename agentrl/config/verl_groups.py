@@ -18,7 +18,7 @@ from agentrl.config.key_groups import (
     is_count,
     overlong,
 )
-from agentrl.config.verl_names import ACTOR, MODEL
+from agentrl.config.verl_names import ACTOR, BUFFERS, MODEL
 
 _CLIP_KEYS = tuple(f"{ACTOR}.{name}" for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"))
 
@@ -61,8 +61,7 @@ def _loss_mode(view: View) -> Mapping[str, Any]:
     return {"actor.loss_mode": mode}
 
 
-_BUFFER = "reward.reward_kwargs.overlong_buffer_cfg"
-OVERLONG = (f"{_BUFFER}.enable", f"{_BUFFER}.len", f"{_BUFFER}.penalty_factor")
+OVERLONG = tuple((f"{section}.enable", f"{section}.len", f"{section}.penalty_factor") for section in BUFFERS)
 
 
 MINI, REQUIRED = "actor.ppo_mini_batch_size", "async_training.require_batches"
@@ -81,7 +80,7 @@ VERL_GROUPS: tuple[Group, ...] = (
     Group("verl", LORA, (), _lora, "model.lora_rank, model.lora_alpha and model.target_modules"),
     Group("verl", KL, (), _kl, "actor.use_kl_loss, actor.kl_loss_coef and actor.kl_loss_type"),
     Group("verl", (LOSS_MODE,), ("actor.proximal",), _loss_mode, "actor.loss_mode"),
-    Group("verl", OVERLONG, (), overlong(OVERLONG), OVERLONG_MEANING),
+    *(Group("verl", names, (), overlong(names), OVERLONG_MEANING) for names in OVERLONG),
     Group(
         "verl",
         (TOTAL,),

@@ -12,6 +12,12 @@ from agentrl.config.foreign import NOT_GIVEN, Absent, Fixed, Renamed, Row, flag
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
+BUFFERS = (
+    "reward.reward_kwargs.overlong_buffer_cfg",
+    "reward_model.reward_kwargs.overlong_buffer_cfg",
+    "reward_model.overlong_buffer",
+)
+"""The sections of a penalty for length, in verl's versions."""
 
 
 def one_source(value: Any) -> Any:
@@ -238,8 +244,10 @@ VERL: tuple[Row, ...] = (
     Absent("async_training.checkpoint_engine", "weights go through shared memory (weights.bucket_mb)"),
     Absent("reward_model", "the environment or the agent judges an episode (env.cls, agent.loop)"),
     Absent("custom_reward_function", "the environment or the agent judges an episode (env.cls, agent.loop)"),
-    Fixed("reward.reward_kwargs.overlong_buffer_cfg.log", (True, False), "the penalty for length is always logged"),
+    *(Fixed(f"{section}.log", (True, False), "the penalty for length is always logged") for section in BUFFERS),
     Renamed("reward.reward_kwargs.max_resp_len", ("data.max_response_length",)),
+    Renamed("reward_model.reward_kwargs.max_resp_len", ("data.max_response_length",)),
+    Fixed("reward_model.enable", (False,), "the environment or the agent judges an episode (env.cls, agent.loop)"),
     Absent("reward", "the environment or the agent judges an episode (env.cls, agent.loop)"),
     Absent("distillation", "there is no distillation"),
     Absent("transfer_queue", "trajectories go from the rollout worker to the trainer directly"),

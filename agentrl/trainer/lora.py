@@ -16,8 +16,9 @@ def add_lora(model: Any, config: ModelConfig) -> None:
     """Puts adapters into `model` where the config says; its own weights are frozen.
 
     Raises:
-        ValueError: no layer of the model has such a name, one is of a kind that can't have an adapter, or one shares its weights with another layer: the sum of
-            weights and adapter would then be two tensors, where the engines know one.
+        ValueError: no layer of the model has such a name, one is of a kind that can't have an adapter, or one shares
+            its weights with another layer: the sum of weights and adapter would then be two tensors, where the engines
+            know one.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -66,8 +67,8 @@ def _check_names(model: Any, targets: str | Sequence[str]) -> None:
             name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)
         )
         raise ValueError(
-            f"model.target_modules: the model has no layer {', '.join(unknown)}: use all-linear, or names of its linear "
-            f"layers: {', '.join(linear)}"
+            f"model.target_modules: the model has no layer {', '.join(unknown)}: use all-linear, or names of its "
+            f"linear layers: {', '.join(linear)}"
         )
 
 

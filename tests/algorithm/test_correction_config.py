@@ -86,6 +86,13 @@ def test_rejection_bounds_in_nats(statistics, threshold, expected):
         ({"rollout_rs": "token_k2,token_k3", "rollout_rs_threshold": [1, 2, 3]}, "one bound per statistic"),
         ({"rollout_is": None, "rollout_is_batch_normalize": True}, "set rollout_is"),
         ({"loss_type": "ppo"}, "ppo_clip"),
+        ({"rollout_rs": "token_k1", "rollout_rs_threshold": 0.5}, r"\[2, 0.5\], which leaves out a ratio of 1"),
+        ({"rollout_rs": "token_k1", "rollout_rs_threshold": "2,3"}, r"\[2, 3\], which leaves out a ratio of 1"),
+        ({"rollout_is_threshold": [2, 3]}, r"rollout_is_threshold is \[2, 3\], which leaves out a ratio of 1"),
+        ({"m2_threshold": -1}, "greater than 0"),
+        ({"m2_threshold": math.inf}, "finite"),
+        ({"m2_threshold": math.nan}, "greater than 0|finite"),
+        ({"rollout_is_threshold": math.nan}, "finite"),
     ],
 )
 def test_errors_say_what_to_write(fields, message):

@@ -196,7 +196,7 @@ class TestNotes:
             (
                 ["algorithm.rollout_correction={rollout_rs: [token_k3], rollout_rs_threshold: [0.1]}"],
                 "2 forwards a token",
-                "rejection by token_k3",
+                "rejected where token_k3 is above 0.1 nats",
             ),
         ],
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
-from agentrl.config import RunConfig, load_config
+from agentrl.config import ConfigError, RunConfig, load_config
 from tests.support.configs import TASKS, laid_over, nested, refused, translations
 
 
@@ -245,13 +246,59 @@ def test_what_verl_switches_off_may_stand_beside_it() -> None:
     assert (config.has_reference, config.model.lora_rank, config.algorithm.gamma) == (False, 0, 1.0)
 
 
-def test_verls_penalty_for_length_is_found_in_a_section_without_a_counterpart() -> None:
-    buffer = {"enable": True, "len": 64, "penalty_factor": 0.5, "log": True}
-    source = {"reward": {"reward_kwargs": {"overlong_buffer_cfg": buffer, "max_resp_len": 512}}}
-    algorithm = load_config(laid_over(TASKS, source)).algorithm
-    assert (algorithm.overlong_buffer_len, algorithm.overlong_penalty_factor) == (64, 0.5)
-    buffer["enable"] = False
-    assert load_config(laid_over(TASKS, source)).algorithm.overlong_buffer_len is None
+@pytest.mark.parametrize(
+    "section",
+    [
+        "reward.reward_kwargs.overlong_buffer_cfg",
+        "reward_model.reward_kwargs.overlong_buffer_cfg",
+        "reward_model.overlong_buffer",
+    ],
+)
+def test_verls_penalty_for_length_is_found_in_a_section_without_a_counterpart(section: str) -> None:
+    for enable, expected in ((True, (64, 0.5)), (False, (None, 1.0))):
+        buffer = {"enable": enable, "len": 64, "penalty_factor": 0.5, "log": True}
+        source = nested((section, buffer), ("reward.reward_kwargs.max_resp_len", 512))
+        algorithm = load_config(laid_over(TASKS, source)).algorithm
+        assert (algorithm.overlong_buffer_len, algorithm.overlong_penalty_factor) == expected
+
+
+def test_only_what_has_no_counterpart_is_blamed_in_a_section_that_holds_more() -> None:
+    buffer = {"enable": True, "len": 64, "penalty_factor": 0.5}
+    source = nested(("reward_model.overlong_buffer", buffer), ("reward_model.reward_manager", "dapo"))
+    problem = refused(laid_over(TASKS, source))
+    assert problem.key == "reward_model.reward_manager" and "overlong" not in problem.reason
+    critic = nested(("critic.model.path", "tiny"), ("critic.model.lora_rank", 4), ("algorithm.adv_estimator", "gae"))
+    assert refused(laid_over(TASKS, critic)).key == "critic.model.lora_rank"
+
+
+class TestNormsWithoutAnEstimator:
+    """AReaL's norms that no estimator stands for: the name that is asked for may come from anywhere."""
+
+    SOURCE: ClassVar = {**TASKS, "actor": {"adv_norm": {"mean_level": "batch", "std_level": "batch"}}}
+
+    def test_it_may_come_from_an_override(self) -> None:
+        assert refused(self.SOURCE).key == "actor.adv_norm"
+        config = load_config(self.SOURCE, ["algorithm.adv_estimator=reinforce_plus_plus"])
+        assert config.algorithm.adv_norm is not None
+
+    def test_it_may_come_from_a_file_that_extends_the_other(self, tmp_path: Path) -> None:
+        norm = "{mean_level: batch, std_level: batch}"
+        (tmp_path / "base.yaml").write_text(f"data: {{train: t.jsonl}}\nactor: {{adv_norm: {norm}}}\n")
+        run = tmp_path / "run.yaml"
+        run.write_text("extends: base.yaml\nalgorithm: {adv_estimator: reinforce_plus_plus}\n")
+        assert load_config(run).algorithm.adv_norm is not None
+
+    def test_the_norm_may_be_taken_back(self) -> None:
+        assert load_config(self.SOURCE, ["actor.adv_norm=null"]).algorithm.adv_norm is None
+
+    @pytest.mark.parametrize("norm", ["reward_norm", "adv_norm"])
+    def test_with_a_critic_it_is_gae_that_is_proposed(self, norm: str) -> None:
+        source = {**TASKS, "actor": {norm: {"mean_level": "group", "std_level": "group"}}, "critic": {"path": "tiny"}}
+        with pytest.raises(ConfigError) as caught:
+            load_config(source)
+        [problem] = [problem for problem in caught.value.problems if problem.key == f"actor.{norm}"]
+        assert "gae, which reads the critic" in problem.fix
+        assert load_config(source, ["algorithm.adv_estimator=gae"]).has_critic
 
 
 def test_verls_loss_by_its_own_name() -> None:
