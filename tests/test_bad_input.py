@@ -13,7 +13,7 @@ GOOD = '{"prompt": "What is 2 + 2?", "answer": "4"}\n'
 CASES: dict[str, tuple[list[str], str]] = {
     "unknown key": (["rollout.max_head_offpolicynes=2"], "did you mean rollout.max_head_offpolicyness?"),
     "wrong type": (["rollout.n=many"], "expected integer, at least 1; got 'many' (text)"),
-    "missing model": (["model.path=/nowhere/model"], "model.path"),
+    "missing model": (["model.path=/nowhere/model"], "model.path: '/nowhere/model' is no folder"),
     "missing data file": (["data.train=nowhere.jsonl"], "data.train: there is no file nowhere.jsonl"),
     "no answer key": (["data.train=answerless.jsonl"], "row 0 has no 'answer'"),
     "empty data": (["data.train=empty.jsonl"], "empty.jsonl"),
@@ -27,9 +27,13 @@ CASES: dict[str, tuple[list[str], str]] = {
     "no reward function": (["env.cls=agentrl:FunctionEnv", "env.args.reward=5"], "env.args.reward is 5"),
     "no such renderer": (["model.renderer=zzz"], "model.renderer: No renderer config registered"),
     "no such model on a hub": (["model.path=nobody/nothing"], "model.path: nobody/nothing is not in the local cache"),
+    "no such critic": (["algorithm.adv_estimator=gae", "critic.path=/nowhere"], "critic.path: '/nowhere' is no folder"),
     "no gguf": (["model.path=empty.gguf"], "empty.gguf is no GGUF file"),
     "broken parquet": (["data.train=broken.parquet"], "broken.parquet"),
+    "no such layer": (["model.lora_rank=4", "model.target_modules=[query]"], "the model has no layer query"),
 }
+LOOK_AT_THE_MODEL = {"no such layer"}
+"""What can't be known without building the model, its weights left out."""
 RUN = """
 import sys
 from agentrl.cli import app
@@ -63,5 +67,6 @@ def test_it_is_said_at_once(name: str, tmp_path: Path) -> None:
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.startswith("error: ") and says in " ".join(done.stderr.split())
-    assert done.stdout.strip() == "imported:", "the answer takes no longer than it must"
+    if name not in LOOK_AT_THE_MODEL:
+        assert done.stdout.strip() == "imported:", "the answer takes no longer than it must"
     assert not (tmp_path / "runs").exists()

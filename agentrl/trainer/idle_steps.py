@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from agentrl.record import NoProgress
 
-MOST_IDLE = 10
+MOST_IDLE = 20
 """Training steps in a row without an optimiser step after which a run ends."""
 
 
