@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import threading
@@ -109,8 +110,9 @@ def check_user_code(config: RunConfig, splits: Sequence[Split]) -> None:
         ("algorithm.adv_estimator", config.algorithm.adv_estimator),
         ("actor.loss_mode", config.actor.loss_mode),
     ):
-        if ":" in path and not callable(load_object(path, key=key)):
-            raise PluginError(f"{key}: {path!r} is no function")
+        function = load_object(path, key=key) if ":" in path else None
+        if function is not None and (inspect.isclass(function) or not callable(function)):
+            raise PluginError(f"{key}: {path!r} is a {type(function).__name__}: name a function, or an object to call")
     tasks = {split: load_tasks(config, split) for split in splits}
     if "train" in tasks:
         TaskSchedule.from_config(config, tasks["train"])

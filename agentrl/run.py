@@ -18,6 +18,8 @@ from agentrl.observe import Progress, ProgressView, progress_view
 
 __all__ = ["Interrupted", "RunResult", "run"]
 
+_UNSEEN_END = "the trainer ended before it could say how the run went: see logs/trainer.log in the run directory"
+
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
@@ -90,7 +92,7 @@ async def _watch(host: LocalHost, config: RunConfig, view: ProgressView) -> RunR
         dispatched=last.rollout.dispatched,
         fates=last.rollout.fates,
         seconds=time.monotonic() - began,
-        problem=last.trainer.problem,
+        problem=last.trainer.problem if last.trainer.phase == "done" else _UNSEEN_END,
     )
 
 

@@ -142,7 +142,7 @@ def _evaluated(loss_mode: str, inputs: LossInputs) -> tuple[Tensor, Metrics]:
             "detach or no_grad"
         )
     for name, pair in metrics.items():
-        if not is_pair(pair):
+        if not isinstance(name, str) or not is_pair(pair):
             raise ValueError(
                 f"actor.loss_mode {loss_mode} returned {describe(pair)} as metric {name!r}: return a pair of scalar "
                 "tensors, (sum, count), such as agentrl.algorithm.mean_pair(values, inputs.kept)"

@@ -23,6 +23,7 @@ _RESTART_SECONDS = 1.0
 """Pause before an engine is started for the third time; doubles with every further time."""
 _POLL_SECONDS = 0.25
 _SHADOW_SECONDS = 2.0
+_LAST_ANSWER_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,9 @@ class LocalHost:
                     if task.done() and task in pending:
                         pending.discard(task)
                         if child.role == "trainer" and not task.result():
-                            return None
+                            # It ends when its last answer is on the way; that of the rollout worker may still come.
+                            await asyncio.wait((question,), timeout=_LAST_ANSWER_SECONDS)
+                            return question.result() if question.done() and not question.exception() else None
                         self._replace(child)
                 for restart in [restart for restart in self._restarts if restart.done()]:
                     self._restarts.discard(restart)

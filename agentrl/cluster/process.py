@@ -21,7 +21,8 @@ from agentrl.record.errors import leaves
 from agentrl.record.protocols import Engine, EvaluationService, RolloutService, TrainerService
 from agentrl.sdk.plugin import PluginError
 
-_GOODBYE_SECONDS = 5.0
+_GOODBYE_SECONDS = 60.0
+"""How long a trainer that is done waits for its supervisor to ask how the run went; one that is gone ends it."""
 STARTUP_FAILED = 3
 """Exit status of an engine that could not even start: another try would end the same way."""
 

@@ -8,6 +8,10 @@ from typing import Any, get_args
 from agentrl.config.foreign import show
 from agentrl.config.key_groups import (
     CLIP,
+    CLIP_KEYS,
+    LORA_KEYS,
+    LORA_MEANING,
+    OVERLONG_KEYS,
     OVERLONG_MEANING,
     Contradiction,
     Group,
@@ -98,8 +102,7 @@ def _behaviour_weight(view: View) -> Mapping[str, Any]:
     if cap is None:
         raise Contradiction((CAP_MODE, CAP), f"is {mode}, but {CAP} is not given", f"set {CAP}, or remove {CAP_MODE}")
     bound = cap if mode == "token_truncate" else [_NEVER_BELOW if lower is None else lower, cap]
-    correction = "algorithm.rollout_correction"
-    return {f"{correction}.rollout_is": "token", f"{correction}.rollout_is_threshold": bound}
+    return {f"{_CORRECTION}.rollout_is": "token", f"{_CORRECTION}.rollout_is_threshold": bound}
 
 
 def _rejection(value: Any) -> tuple[Any, Any, str]:
@@ -253,45 +256,85 @@ def _concurrent(view: View) -> Mapping[str, Any]:
     return {"rollout.max_concurrent": groups * episodes} if is_count(episodes) else {}
 
 
+_CORRECTION = "algorithm.rollout_correction"
+
 AREAL_GROUPS: tuple[Group, ...] = (
-    Group("AReaL", (DECOUPLED, *RECOMPUTE, PROX_METHOD), (), _proximal, "actor.proximal"),
     Group(
         "AReaL",
-        ("actor.eps_clip", "actor.eps_clip_higher"),
-        (),
-        clip_range("actor.eps_clip", "actor.eps_clip", "actor.eps_clip_higher"),
-        CLIP,
+        names=(DECOUPLED, *RECOMPUTE, PROX_METHOD),
+        gives=("actor.proximal",),
+        needs=(),
+        read=_proximal,
+        meaning="actor.proximal",
     ),
     Group(
         "AReaL",
-        (CAP, CAP_MODE, REJECTION),
-        (),
-        _behaviour_weight,
-        "algorithm.rollout_correction.rollout_is and rollout_is_threshold",
+        names=("actor.eps_clip", "actor.eps_clip_higher"),
+        gives=CLIP_KEYS,
+        needs=(),
+        read=clip_range("actor.eps_clip", "actor.eps_clip", "actor.eps_clip_higher"),
+        meaning=CLIP,
     ),
-    Group("AReaL", BETAS, (), _betas, "actor.optim.betas"),
     Group(
         "AReaL",
-        NORMS,
-        ("algorithm.adv_estimator", "critic.path"),
-        _norms,
-        "algorithm.adv_estimator, if none is given, else algorithm.reward_norm; and algorithm.adv_norm",
+        names=(CAP, CAP_MODE, REJECTION),
+        gives=(f"{_CORRECTION}.rollout_is", f"{_CORRECTION}.rollout_is_threshold"),
+        needs=(),
+        read=_behaviour_weight,
+        meaning="algorithm.rollout_correction.rollout_is and rollout_is_threshold",
     ),
-    Group("AReaL", LORA, (), _lora, "model.lora_rank, model.lora_alpha and model.target_modules"),
-    Group("AReaL", KL, (), _kl, "algorithm.use_kl_in_reward, algorithm.kl_ctrl.kl_coef and algorithm.kl_penalty"),
     Group(
         "AReaL",
-        OVERLONG,
-        (),
-        overlong(OVERLONG),
-        OVERLONG_MEANING,
+        names=BETAS,
+        gives=("actor.optim.betas",),
+        needs=(),
+        read=_betas,
+        meaning="actor.optim.betas",
     ),
-    Group("AReaL", (LEVEL, SAPO, *TAUS, CISPO), (), _loss, "actor.loss_mode; some as means over sequences"),
     Group(
         "AReaL",
-        (CONCURRENT,),
-        ("rollout.n",),
-        _concurrent,
-        "rollout.max_concurrent, which counts episodes: multiplied by rollout.n",
+        names=NORMS,
+        gives=(
+            "algorithm.adv_estimator",
+            "algorithm.norm_adv_by_std_in_grpo",
+            "algorithm.reward_norm",
+            "algorithm.adv_norm",
+        ),
+        needs=("algorithm.adv_estimator", "critic.path"),
+        read=_norms,
+        meaning="algorithm.adv_estimator, if none is given, else algorithm.reward_norm; and algorithm.adv_norm",
+    ),
+    Group("AReaL", names=LORA, gives=LORA_KEYS, needs=(), read=_lora, meaning=LORA_MEANING),
+    Group(
+        "AReaL",
+        names=KL,
+        gives=("algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty"),
+        needs=(),
+        read=_kl,
+        meaning="algorithm.use_kl_in_reward, algorithm.kl_ctrl.kl_coef and algorithm.kl_penalty",
+    ),
+    Group(
+        "AReaL",
+        names=OVERLONG,
+        gives=OVERLONG_KEYS,
+        needs=(),
+        read=overlong(OVERLONG),
+        meaning=OVERLONG_MEANING,
+    ),
+    Group(
+        "AReaL",
+        names=(LEVEL, SAPO, *TAUS, CISPO),
+        gives=("actor.loss_mode", "actor.loss_agg_mode", "actor.tau_pos", "actor.tau_neg"),
+        needs=(),
+        read=_loss,
+        meaning="actor.loss_mode; some as means over sequences",
+    ),
+    Group(
+        "AReaL",
+        names=(CONCURRENT,),
+        gives=("rollout.max_concurrent",),
+        needs=("rollout.n",),
+        read=_concurrent,
+        meaning="rollout.max_concurrent, which counts episodes: multiplied by rollout.n",
     ),
 )

@@ -67,7 +67,14 @@ def _nearest_multiple(number: int, of: int) -> int:
 
 
 GROUPS: tuple[Group, ...] = (
-    Group("verl and AReaL", (*BATCH, MINI_BATCHES), (MINI,), _batch, f"{MINI} x {REQUIRED}"),
+    Group(
+        "verl and AReaL",
+        names=(*BATCH, MINI_BATCHES),
+        gives=(MINI, REQUIRED),
+        needs=(MINI,),
+        read=_batch,
+        meaning=f"{MINI} x {REQUIRED}",
+    ),
     *VERL_GROUPS,
     *AREAL_GROUPS,
 )

@@ -19,7 +19,7 @@ from agentrl.config.foreign import NOT_GIVEN, Absent, Fixed, ForeignKey, Renamed
 from agentrl.config.foreign_groups import GROUPS
 from agentrl.config.key_groups import Contradiction, Group
 from agentrl.config.keys import keys, nearest_key
-from agentrl.config.layers import Layer
+from agentrl.config.layers import Layer, has_no_null
 from agentrl.config.tree import ABSENT, at, leaves, put, take
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
@@ -43,12 +43,14 @@ class Known:
         given_claims: keys here that were written under one name or another.
         derived_claims: keys here that a group of foreign keys came to, and the group.
         contradictions: of groups, until a later layer resolves them.
+        origins: where each key was written last.
     """
 
     foreign_values: dict[str, Any] = field(default_factory=dict)
     given_claims: dict[str, Claim] = field(default_factory=dict)
     derived_claims: dict[str, tuple[Group, Claim]] = field(default_factory=dict)
     contradictions: dict[Group, Problem] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
 
     def foreign(self, name: str) -> Any:
         return self.foreign_values.get(name)
@@ -102,11 +104,15 @@ class _LayerReading:
         self._values = deepcopy(layer.values)
         self._names: set[str] = set()
         self._claims: dict[str, Claim] = {}
+        self._takes_back: set[str] = set()
+        known.origins |= layer.origins
 
     def result(self) -> Layer:
+        self._take_back()
         self._take_groups()  # first: a row may be about the whole section that a key of a group stands in
         renamed = [found for key in foreign_keys().values() for found in self._row(key)]
-        own = [(key, Claim(value, (key,))) for key, value in leaves(self._values) if key in keys()]
+        given = [(key, value) for key, value in leaves(self._values) if key in keys()]
+        own = [(key, Claim(value, (key,))) for key, value in given if value is not None or not has_no_null(key)]
         for key, claim in (*own, *renamed):
             self._claim(key, claim)
         self._settle()
@@ -117,7 +123,34 @@ class _LayerReading:
         for key, claim in self._claims.items():
             if claim.names != (key,) and put(self._values, key, claim.value):
                 origins[key] = f"{self._layer.origin(claim.names[0])}, as {', '.join(claim.names)}".removeprefix(", ")
-        return Layer(self._values, origins)
+        return Layer(self._values, origins, self._takes_back - self._claims.keys())
+
+    def _take_back(self) -> None:
+        """Forgets what lower layers said of the keys and sections that are null here and have no null."""
+        known = self._known
+        for name in [name for name, value in leaves(self._values) if value is None and has_no_null(name)]:
+            below = f"{name}."
+            claims = known.given_claims | {key: claim for key, (_, claim) in known.derived_claims.items()}
+            keys_said = [
+                key
+                for key, claim in claims.items()
+                if f"{key}.".startswith(below) or any(said.startswith(below) for said in claim.names)
+            ]
+            names_said = [said for said in known.foreign_values if said.startswith(below)]
+            for key in keys_said:
+                self._forget(key)
+            for said in names_said:
+                del known.foreign_values[said]
+                self._names.add(said)
+            if keys_said or names_said:
+                self._takes_back.add(name)
+                take(self._values, name)
+
+    def _forget(self, key: str) -> None:
+        """What lower layers said of a key."""
+        self._known.given_claims.pop(key, None)
+        self._known.derived_claims.pop(key, None)
+        self._takes_back.add(key)
 
     def _row(self, key: ForeignKey) -> list[tuple[str, Claim]]:
         """What a row of the tables comes to in this layer."""
@@ -134,6 +167,8 @@ class _LayerReading:
             case Absent():
                 taken = self._taken(key.name)
                 names = _unsupported(key.name, taken)
+                if not names:
+                    return []
                 has, them = ("has", "it") if len(names) == 1 else ("have", "them")
                 reason = f"{key.system}'s {', '.join(names)} {has} no counterpart: {row.why}"
                 self._problem(names[0], reason, f"remove {them}")
@@ -154,6 +189,10 @@ class _LayerReading:
             written = f"{row.name} {show(value)}"
         self._taken(row.name)
         if converted is NOT_GIVEN or converted is None:
+            for key in row.keys:
+                claim = self._known.given_claims.get(key)
+                if claim is not None and any(said.partition(" ")[0] == row.name for said in claim.names):
+                    self._forget(key)
             return []
         return [(key, Claim(converted, (written,))) for key in row.keys]
 
@@ -188,32 +227,39 @@ class _LayerReading:
                     self._known.foreign_values[name] = value
 
     def _settle(self) -> None:
-        """Takes down what this layer gives. Where that replaces what a group in lower layers came to, the group has
-        had its day."""
+        """Takes down what this layer gives. Where that is what a group in lower layers is about, the group has had its
+        day."""
         for key, claim in self._claims.items():
             self._known.given_claims[key] = claim
-            group, _ = self._known.derived_claims.pop(key, (None, None))
-            if group and key not in group.needs and self._names.isdisjoint(group.names):
+            self._known.derived_claims.pop(key, None)
+        for group in GROUPS:
+            if self._claims.keys().isdisjoint(set(group.gives) - set(group.needs)):
+                continue
+            if self._names.isdisjoint(group.names):
+                self._known.contradictions.pop(group, None)
                 for name in group.names:
                     self._known.foreign_values.pop(name, None)
 
     def _group(self, group: Group) -> None:
-        if self._names.isdisjoint(group.names) and self._claims.keys().isdisjoint(group.needs):
+        changed = self._claims.keys() | self._takes_back
+        if self._names.isdisjoint(group.names) and changed.isdisjoint(group.needs):
             return
-        self._known.contradictions.pop(group, None)
-        present = tuple(name for name in group.names if name in self._known.foreign_values)
-        if not present:
-            return
+        known = self._known
+        known.contradictions.pop(group, None)
+        present = tuple(name for name in group.names if name in known.foreign_values)
         try:
-            derived = group.read(self._known)
+            derived = group.read(known) if present else {}
         except Contradiction as error:
             others = (*error.keys[1:], *group.needs)
-            self._known.contradictions[group] = self._about(error.keys[0], error.reason, error.fix, others)
+            known.contradictions[group] = self._about(error.keys[0], error.reason, error.fix, others)
             return
+        assert derived.keys() <= set(group.gives), (group.names, derived)
+        for key in [key for key, (own, _) in known.derived_claims.items() if own is group and key not in derived]:
+            self._forget(key)
         for key, value in derived.items():
             claim = Claim(value, present)
             self._claim(key, claim)
-            self._known.derived_claims[key] = (group, claim)
+            known.derived_claims[key] = (group, claim)
 
     def _leftovers(self) -> None:
         """Names that are verl's or AReaL's by their section, or written with dots, and in no table."""
@@ -238,7 +284,8 @@ class _LayerReading:
         self._problems.append(self._about(key, reason, fix, others))
 
     def _about(self, key: str, reason: str, fix: str, others: tuple[str, ...]) -> Problem:
-        return Problem(key, reason, fix, self._layer.origin(key), tuple(name for name in others if name != key))
+        origin = self._layer.origin(key) or Layer(origins=self._known.origins).origin(key)
+        return Problem(key, reason, fix, origin, tuple(name for name in others if name != key))
 
 
 def _is_own(name: str, value: Any) -> bool:
@@ -248,7 +295,10 @@ def _is_own(name: str, value: Any) -> bool:
 
 
 def _unsupported(name: str, value: Any) -> list[str]:
-    """What to blame of a section that was found: the keys in it, if others of the section are known, else the whole."""
+    """What to blame of a section that was found: the keys in it, if others of the section are known, else the whole;
+    nothing if it asks for nothing."""
+    if value in (None, {}):
+        return []
     if isinstance(value, Mapping) and any(known.startswith(f"{name}.") for known in _foreign_names()):
         return [f"{name}.{key}" for key, _ in leaves(value)]
     return [name]

@@ -46,6 +46,8 @@ class Group:
     Attributes:
         system: whose they are.
         names: the keys.
+        gives: the keys here that may come of them. If a later file or override says one of these itself, and none of
+            the names, it has the last word, and the group none.
         needs: keys here that count too. If a later file or override changes one, the group is read again.
         read: the keys here and their values; raises `Contradiction`.
         meaning: what they come to, in words.
@@ -53,6 +55,7 @@ class Group:
 
     system: str
     names: tuple[str, ...]
+    gives: tuple[str, ...]
     needs: tuple[str, ...]
     read: Callable[[View], Mapping[str, Any]]
     meaning: str
@@ -85,6 +88,7 @@ def check_count(name: str, value: Any) -> None:
         raise Contradiction((name,), f"expected integer, at least 1; got {value!r}", "write such a value")
 
 
+OVERLONG_KEYS = ("algorithm.overlong_buffer_len", "algorithm.overlong_penalty_factor")
 OVERLONG_MEANING = (
     "algorithm.overlong_buffer_len and algorithm.overlong_penalty_factor; what counts is the longest turn"
 )
@@ -100,12 +104,15 @@ def overlong(names: tuple[str, str, str]) -> Callable[[View], Mapping[str, Any]]
         for name in details:
             if view.foreign(name) is None:
                 raise Contradiction((switch, name), f"is true, but {name} is not given", f"set {name}")
-        keys = ("algorithm.overlong_buffer_len", "algorithm.overlong_penalty_factor")
-        return {key: view.foreign(name) for key, name in zip(keys, details, strict=True)}
+        return {key: view.foreign(name) for key, name in zip(OVERLONG_KEYS, details, strict=True)}
 
     return read
 
 
+LORA_KEYS = ("model.lora_rank", "model.lora_alpha", "model.target_modules")
+LORA_MEANING = "model.lora_rank, model.lora_alpha and model.target_modules"
+
+CLIP_KEYS = ("actor.clip_ratio_low", "actor.clip_ratio_high")
 CLIP = "the ratio is clipped at 1 - actor.clip_ratio_low and 1 + actor.clip_ratio_high"
 
 
@@ -113,7 +120,7 @@ def clip_range(both: str, low: str, high: str) -> Callable[[View], Mapping[str, 
     """Reads two bounds, where one key may give both."""
 
     def read(view: View) -> Mapping[str, Any]:
-        bounds = {"actor.clip_ratio_low": low, "actor.clip_ratio_high": high}
+        bounds = dict(zip(CLIP_KEYS, (low, high), strict=True))
         values = {
             key: view.foreign(name) if view.foreign(name) is not None else view.foreign(both)
             for key, name in bounds.items()

@@ -18,7 +18,7 @@ import yaml
 
 from agentrl.config.errors import Problem
 from agentrl.config.keys import allows_null, keys
-from agentrl.config.tree import ABSENT, leaves, take
+from agentrl.config.tree import ABSENT, at, leaves, take
 from agentrl.config.yaml_text import parse_yaml
 
 PRESETS = Path(__file__).parent / "presets"
@@ -31,16 +31,20 @@ class Layer:
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
+    takes_back: set[str] = field(default_factory=set)
+    """Keys of lower layers that are as if they had not been given."""
 
     def over(self, base: Layer) -> Layer:
         """This layer merged over `base`. Null for a key that has no null takes back what `base` says of it."""
         lower, upper = deepcopy(base.values), deepcopy(self.values)
+        nulls = {name for name, value in leaves(upper) if value is None and has_no_null(name)}
+        taken = {name for name in nulls | self.takes_back if take(lower, name) is not ABSENT} | self.takes_back
+        for name in nulls & taken:
+            take(upper, name)
         origins = base.origins | self.origins
-        for name, value in leaves(self.values):
-            if value is None and _has_no_null(name) and take(lower, name) is not ABSENT:
-                take(upper, name)
-                origins = {key: origin for key, origin in origins.items() if not f"{key}.".startswith(f"{name}.")}
-        return Layer(_merge(lower, upper), origins)
+        gone = {key for key in origins for name in taken if f"{key}.".startswith(f"{name}.")}
+        kept = {key for key in gone if at(upper, key) is not ABSENT}
+        return Layer(_merge(lower, upper), {key: origins[key] for key in origins if key not in gone - kept})
 
     def origin(self, key: str) -> str:
         """Where `key`, or the nearest section around it, was written. Empty: nowhere."""
@@ -169,7 +173,8 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any], prefix: str = "") -
     return merged
 
 
-def _has_no_null(name: str) -> bool:
+def has_no_null(name: str) -> bool:
+    """Whether null is no value of this key, so that it can only take back another one."""
     key = keys().get(name)
     return key is not None and not allows_null(key.field.annotation)
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from agentrl.config.names import GROUP_BASELINES
 from agentrl.config.section import Section
@@ -41,6 +41,11 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the engines' weights and of all products. The trainer's own weights are always float32, since small
     updates would vanish in bfloat16. bfloat16 is slow on most CPUs."""
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _read_all_linear(cls, value: Any) -> Any:
+        return value[0] if isinstance(value, list | tuple) and list(value) == ["all-linear"] else value
 
 
 class DataConfig(Section):

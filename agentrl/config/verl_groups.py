@@ -8,6 +8,10 @@ from typing import Any
 
 from agentrl.config.key_groups import (
     CLIP,
+    CLIP_KEYS,
+    LORA_KEYS,
+    LORA_MEANING,
+    OVERLONG_KEYS,
     OVERLONG_MEANING,
     Contradiction,
     Group,
@@ -76,16 +80,41 @@ def _total(view: View) -> Mapping[str, Any]:
 
 
 VERL_GROUPS: tuple[Group, ...] = (
-    Group("verl", _CLIP_KEYS, (), clip_range(*_CLIP_KEYS), CLIP),
-    Group("verl", LORA, (), _lora, "model.lora_rank, model.lora_alpha and model.target_modules"),
-    Group("verl", KL, (), _kl, "actor.use_kl_loss, actor.kl_loss_coef and actor.kl_loss_type"),
-    Group("verl", (LOSS_MODE,), ("actor.proximal",), _loss_mode, "actor.loss_mode"),
-    *(Group("verl", names, (), overlong(names), OVERLONG_MEANING) for names in OVERLONG),
+    Group("verl", names=_CLIP_KEYS, gives=CLIP_KEYS, needs=(), read=clip_range(*_CLIP_KEYS), meaning=CLIP),
+    Group("verl", names=LORA, gives=LORA_KEYS, needs=(), read=_lora, meaning=LORA_MEANING),
     Group(
         "verl",
-        (TOTAL,),
-        (MINI, REQUIRED),
-        _total,
-        f"trainer.total_steps, after division by the groups of a training step, {MINI} x {REQUIRED}",
+        names=KL,
+        gives=("actor.use_kl_loss", "actor.kl_loss_coef", "actor.kl_loss_type"),
+        needs=(),
+        read=_kl,
+        meaning="actor.use_kl_loss, actor.kl_loss_coef and actor.kl_loss_type",
+    ),
+    Group(
+        "verl",
+        names=(LOSS_MODE,),
+        gives=("actor.loss_mode",),
+        needs=("actor.proximal",),
+        read=_loss_mode,
+        meaning="actor.loss_mode",
+    ),
+    *(
+        Group(
+            "verl",
+            names=names,
+            gives=OVERLONG_KEYS,
+            needs=(),
+            read=overlong(names),
+            meaning=OVERLONG_MEANING,
+        )
+        for names in OVERLONG
+    ),
+    Group(
+        "verl",
+        names=(TOTAL,),
+        gives=("trainer.total_steps",),
+        needs=(MINI, REQUIRED),
+        read=_total,
+        meaning=f"trainer.total_steps, after division by the groups of a training step, {MINI} x {REQUIRED}",
     ),
 )

@@ -59,4 +59,6 @@ def why_skipped(row: Mapping[str, float]) -> str:
             "algorithm.rollout_correction rejected every token: widen rollout_rs_threshold, or bring the policies "
             f"closer (mismatch/kl {row.get('mismatch/kl', math.nan):.2g})"
         )
-    return "the gradient is 0: where all rewards that are compared are the same, so are the advantages, 0"
+    if row.get("mismatch/weight") == 0:
+        return "all its weights are 0: none lies within algorithm.rollout_correction.rollout_is_threshold"
+    return "the gradient is 0: no reward differs from those it is compared with, or the loss is 0 whatever the rewards"

@@ -52,8 +52,8 @@ def check_lora(config: ModelConfig, path: str) -> None:
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
-    model.tie_weights()
-    add_lora(model, config)
+        model.tie_weights()
+        add_lora(model, config)
 
 
 def _check_names(model: Any, targets: str | Sequence[str]) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from agentrl import train
+from agentrl.cluster.local import LocalHost, RunState
 from agentrl.cluster.processes import Child, Processes, _remove_leftovers, _socket_folder
 from agentrl.config import load_config
+from agentrl.record.protocols import RolloutStatus, TrainerStatus
 
 CONFIG = Path(__file__).parents[2] / "examples" / "math.yaml"
 
@@ -86,3 +88,22 @@ def test_a_run_works_from_another_thread(tmp_path: Path) -> None:
         return (await asyncio.to_thread(train, CONFIG, overrides)).steps
 
     assert asyncio.run(notebook()) == 1
+
+
+def test_the_last_answer_of_a_trainer_that_ends_is_not_lost(tmp_path: Path) -> None:
+    """It ends as soon as it has said how the run went; the rollout worker may still be busy with its own answer."""
+
+    async def play() -> RunState | None:
+        host = LocalHost(load_config(CONFIG), tmp_path, "nowhere", ())
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", "", start_new_session=True)
+        host._processes.children.append(Child("trainer", process, tmp_path / "trainer.log"))
+
+        async def answer() -> RunState:
+            await process.wait()
+            await asyncio.sleep(0.3)
+            return RunState(TrainerStatus(1, 1, 1, "done", 0.0, problem="in vain"), RolloutStatus(1, 0, 0))
+
+        return await host._while_alive(asyncio.ensure_future(answer()))
+
+    state = asyncio.run(play())
+    assert state is not None and state.trainer.problem == "in vain"

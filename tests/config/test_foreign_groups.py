@@ -271,6 +271,112 @@ def test_only_what_has_no_counterpart_is_blamed_in_a_section_that_holds_more() -
     assert refused(laid_over(TASKS, critic)).key == "critic.model.lora_rank"
 
 
+VERL_KL = {"use_kl_loss": True, "kl_loss_coef": 0.1}
+BUFFER = {"enable": True, "len": 8, "penalty_factor": 1.0}
+NORM = {"mean_level": "group", "std_level": "group"}
+BATCHES = (("data.train_batch_size", 16), ("actor.ppo_mini_batch_size", 4))
+
+
+@pytest.mark.parametrize(
+    ("lower", "overrides", "key", "value"),
+    [
+        (
+            [("actor_rollout_ref.actor", VERL_KL)],
+            ["actor_rollout_ref.actor.use_kl_loss=false"],
+            "actor.use_kl_loss",
+            False,
+        ),
+        ([("actor_rollout_ref.model.lora_rank", 8)], ["actor_rollout_ref.model.lora_rank=0"], "model.lora_rank", 0),
+        ([("actor_rollout_ref.model.lora_rank", 8)], ["actor_rollout_ref.model.lora_rank=null"], "model.lora_rank", 0),
+        ([("actor", {"use_lora": True, "lora_rank": 8})], ["actor.use_lora=false"], "model.lora_rank", 0),
+        ([("actor.kl_ctl", 0.1)], ["actor.kl_ctl=0"], "algorithm.use_kl_in_reward", False),
+        ([("actor.kl_ctl", 0.1)], ["actor.kl_ctl=null"], "algorithm.use_kl_in_reward", False),
+        ([("actor.use_sapo_loss", True)], ["actor.use_sapo_loss=false"], "actor.loss_agg_mode", "token-mean"),
+        (
+            [("actor.use_sapo_loss", True)],
+            ["actor.use_sapo_loss=false", "actor.use_cispo_loss=true"],
+            "actor.loss_agg_mode",
+            "token-mean",
+        ),
+        (
+            [("reward_model.overlong_buffer", BUFFER)],
+            ["reward_model.overlong_buffer.enable=false"],
+            "algorithm.overlong_buffer_len",
+            None,
+        ),
+        ([("actor.eps_clip", 0.3)], ["actor.eps_clip=null"], "actor.clip_ratio_high", 0.2),
+        ([("actor.eps_clip", 0.3)], ["actor=null"], "actor.clip_ratio_high", 0.2),
+        (
+            [("actor.behav_imp_weight_cap", 5)],
+            ["actor.behav_imp_weight_cap=null"],
+            "algorithm.rollout_correction.rollout_is_threshold",
+            2.0,
+        ),
+        (
+            [("actor.reward_norm", NORM), ("algorithm.adv_estimator", "rloo")],
+            ["actor.reward_norm=null"],
+            "algorithm.reward_norm",
+            None,
+        ),
+        ([("actor.reward_norm", {**NORM, "std_level": None})], ["algorithm.adv_estimator=rloo"], None, None),
+        ([("rollout.total_rollout_steps", 160)], ["rollout.total_rollout_steps=null"], "trainer.total_steps", None),
+        (BATCHES, ["data.train_batch_size=null"], "async_training.require_batches", 1),
+        (BATCHES, ["actor.ppo_mini_batch_size=null"], "actor.ppo_mini_batch_size", 16),
+        (
+            [("actor_rollout_ref.actor.grad_clip", 0.3)],
+            ["actor_rollout_ref.actor.grad_clip=null"],
+            "actor.grad_clip",
+            1.0,
+        ),
+        (
+            [("algorithm.rollout_correction.bypass_mode", True)],
+            ["algorithm.rollout_correction=null"],
+            "actor.proximal",
+            "recompute",
+        ),
+        (
+            [("actor.proximal", "loglinear")],
+            ["actor.proximal=null", "actor.use_decoupled_loss=false"],
+            "actor.proximal",
+            "bypass",
+        ),
+    ],
+)
+def test_what_a_later_layer_switches_off_is_off(lower: Any, overrides: list[str], key: str | None, value: Any) -> None:
+    config: Any = load_config(laid_over(TASKS, nested(*lower)), overrides)
+    for part in key.split(".") if key else ():
+        config = getattr(config, part)
+    assert key is None or config == value
+
+
+@pytest.mark.parametrize(
+    ("lower", "overrides"),
+    [
+        (
+            [("actor", {"use_decoupled_loss": False, "recompute_logprob": True})],
+            ["actor.proximal=recompute", "algorithm.rollout_correction.rollout_is=null"],
+        ),
+        (
+            [
+                ("actor_rollout_ref.actor.policy_loss.loss_mode", "clip_cov"),
+                ("algorithm.rollout_correction.bypass_mode", True),
+            ],
+            ["actor.loss_mode=vanilla"],
+        ),
+    ],
+)
+def test_a_contradiction_is_over_when_a_later_layer_says_what_it_was_about(lower: Any, overrides: list[str]) -> None:
+    source = laid_over(TASKS, nested(*lower))
+    refused(source)
+    load_config(source, overrides)
+
+
+@pytest.mark.parametrize("section", ["reward_model", "reward", "critic.model", "actor.mb_spec", "saver"])
+def test_a_section_that_asks_for_nothing_is_nothing(section: str) -> None:
+    for value in ("{}", "null"):
+        load_config(TASKS, [f"{section}={value}"])
+
+
 class TestNormsWithoutAnEstimator:
     """AReaL's norms that no estimator stands for: the name that is asked for may come from anywhere."""
 

@@ -38,7 +38,7 @@ def without_variance(groups: list[Group]) -> list[Group]:
     ("keys", "spoil", "said"),
     [
         ((), poisoned, r"not finite \(actor/loss nan\)"),
-        ((), without_variance, "the gradient is 0: where all rewards"),
+        ((), without_variance, "the gradient is 0: no reward differs"),
         ((REJECTS_ALL,), list, r"rejected every token: widen rollout_rs_threshold, .*mismatch/kl"),
     ],
 )
@@ -100,4 +100,5 @@ def test_a_single_step_in_vain_is_a_problem_and_a_run_without_steps_is_none() ->
 def test_a_step_that_was_partly_taken_is_only_worth_a_word_if_the_rest_was_not_finite() -> None:
     assert why_skipped(TAKEN) == why_skipped(PARTLY) == why_skipped(CRITIC_ONLY) == ""
     assert "not finite" in why_skipped({**PARTLY, "actor/nonfinite_steps": 1.0})
+    assert "rollout_is_threshold" in why_skipped({**SKIPPED, "mismatch/weight": 0.0})
     assert "older than rollout.max_head_offpolicyness" in why_skipped({**SKIPPED, "tokens/packed": 0.0})

@@ -194,6 +194,9 @@ class TestLora:
             new_actor(*LORA, f"model.target_modules={targets}")
         new_actor(*LORA, "model.target_modules=[lm_head]", family="llama")
 
+    def test_all_linear_may_stand_in_a_list_as_in_areal(self, new_config: Fixture) -> None:
+        assert new_config(*LORA, "model.target_modules=[all-linear]").model.target_modules == "all-linear"
+
     def test_chosen_layers_alone_get_adapters(self, new_actor: Fixture) -> None:
         actor = new_actor(*LORA, "model.target_modules=[q_proj, v_proj]")
         names = {
