@@ -51,7 +51,7 @@ def test_adapters_learn_beside_a_reference_that_needs_no_copy(tmp_path: Path) ->
     result, rows = run(
         tmp_path,
         *("trainer.total_steps=20", "val.limit=256", "model.lora_rank=16", "model.lora_alpha=32"),
-        *("actor.optim.lr=0.004", "actor.use_kl_loss=true"),
+        *("actor.optim.lr=0.0015", "actor.use_kl_loss=true"),
     )
     assert result.accuracy_before is not None and result.accuracy_after is not None
     assert result.accuracy_after > result.accuracy_before + 0.3
