@@ -154,9 +154,7 @@ class RolloutCorrectionConfig(BaseModel):
             if isinstance(bound, tuple) and not name.endswith("k1"):
                 raise ValueError(f"rollout_rs_threshold of {name} is {bound}: k2 and k3 take one upper bound")
             if name.endswith("k1"):
-                _checked_band(
-                    f"rollout_rs_threshold of {name}", bound if isinstance(bound, tuple) else _around_one(bound)
-                )
+                _checked_band(f"rollout_rs_threshold of {name}", ratio_band(bound))
         if self.rollout_is is None and self.rollout_is_batch_normalize:
             raise ValueError("rollout_is_batch_normalize needs weights: set rollout_is to token or sequence")
         return self
@@ -202,15 +200,15 @@ def _checked_band(key: str, bound: float | Band) -> float | Band:
     return bound
 
 
-def _around_one(bound: float) -> Band:
-    """What one number says of a ratio."""
-    return 1 / bound, bound
+def ratio_band(bound: float | Band) -> Band:
+    """The lowest and highest ratio that a bound of a k1 statistic keeps; one number c is [1/c, c]."""
+    return bound if isinstance(bound, tuple) else (1 / bound, bound)
 
 
 def _in_nats(statistic: str, bound: float | Band) -> Band:
     if not statistic.endswith("k1"):
         return -math.inf, cast(float, bound)
-    lower, upper = bound if isinstance(bound, tuple) else _around_one(bound)
+    lower, upper = ratio_band(bound)
     return math.log(lower), math.log(upper)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import floor
 from typing import Any
 
-from agentrl.config.correction import Band, RolloutCorrectionConfig
+from agentrl.config.correction import Band, RolloutCorrectionConfig, ratio_band
 from agentrl.config.names import CHOOSE_TOKENS, CLIPPING, RATIO_TERMS
 from agentrl.config.schema import RunConfig
 
@@ -119,7 +119,7 @@ def _outside(statistic: str, bound: float | Band) -> str:
     """What a bound of a rejection statistic leaves out."""
     if not statistic.endswith("k1"):
         return f"above {bound:g} nats"
-    lower, upper = bound if isinstance(bound, tuple) else (1 / bound, bound)
+    lower, upper = ratio_band(bound)
     return f"outside [{lower:g}, {upper:g}] (as a ratio)"
 
 
