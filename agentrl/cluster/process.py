@@ -8,18 +8,24 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentrl.cluster.loop_watch import LoopWatch
 from agentrl.cluster.rpc import RPC_SILENCE, RpcClient, RpcServer, connected
 from agentrl.cluster.spec import RunSpec, plugin_paths
+from agentrl.config import RunConfig
 from agentrl.record import AgentRLError, RemoteError
 from agentrl.record.errors import leaves
 from agentrl.record.protocols import Engine, EvaluationService, RolloutService, TrainerService
 from agentrl.sdk.plugin import PluginError
+
+if TYPE_CHECKING:
+    from agentrl.weights.sender import WeightSender
 
 _GOODBYE_SECONDS = 60.0
 """How long a trainer that is done waits for its supervisor to ask how the run went; one that is gone ends it."""
@@ -33,24 +39,10 @@ class StartupFailed(Exception):
 
 async def run_engine(spec: RunSpec, role: str) -> None:
     """Serves one engine until told to stop."""
-    from agentrl.device import get_device
-    from agentrl.engine.torch_engine import load_torch_engine
+    from agentrl.engine.load import load_engine
 
-    config = spec.run_config()
-    device = get_device(config.trainer.device)
-    # The trainer has the first device, engines the next ones; they share where there are fewer.
-    place = (1 + spec.engine_roles().index(role)) % device.count()
     try:
-        engine = await asyncio.to_thread(
-            lambda: load_torch_engine(
-                spec.model_path,
-                dtype=config.model.dtype,
-                device=device.torch_device(place),
-                max_batch_size=config.rollout.max_batch_size,
-                max_model_len=config.rollout.max_model_len,
-                kv_cache_tokens=config.rollout.kv_cache_tokens,
-            )
-        )
+        engine = await load_engine(spec.run_config(), spec.model_path, spec.engine_roles().index(role))
     except Exception as error:
         raise StartupFailed(f"the engine could not be started: {error}") from error
     try:
@@ -116,7 +108,6 @@ async def run_trainer(spec: RunSpec, role: str) -> None:
     from agentrl.observe import MetricsWriter
     from agentrl.trainer.actor import load_actor
     from agentrl.trainer.loop import TrainLoop
-    from agentrl.weights.sender import ShmSender
 
     config = spec.run_config()
     run_dir = Path(spec.run_dir)
@@ -131,7 +122,7 @@ async def run_trainer(spec: RunSpec, role: str) -> None:
                 config,
                 actor=actor,
                 rollout=client.proxy,
-                sender=ShmSender(Path(spec.segments), config.weights.bucket_mb * 2**20),
+                sender=await asyncio.to_thread(make_sender, config, Path(spec.segments)),
                 sink=writer,
                 run_dir=run_dir,
                 tokenizer=await asyncio.to_thread(AutoTokenizer.from_pretrained, spec.model_path),
@@ -145,6 +136,35 @@ async def run_trainer(spec: RunSpec, role: str) -> None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(loop.end_seen.wait(), _GOODBYE_SECONDS)
             server.cancel()
+
+
+def make_sender(config: RunConfig, segments: Path) -> WeightSender:
+    """What sends the trainer's weights to the engines.
+
+    Args:
+        segments: the run's own folder in shared memory.
+    """
+    from agentrl.device import get_device
+
+    nbytes = config.weights.bucket_mb * 2**20
+    if config.weight_transport == "shm":
+        from agentrl.weights.shm import ShmSender
+
+        return ShmSender(segments, nbytes)
+    if config.weight_transport == "disk":
+        from agentrl.weights.disk import DiskSender
+
+        return DiskSender(Path(config.weights.directory or segments), nbytes)
+    from agentrl.weights.collective import CollectiveSender
+
+    device = get_device(config.trainer.device)
+    return CollectiveSender(
+        nbytes,
+        backend=device.collective_backend,
+        device=device.torch_device(),
+        host=config.weights.host or (socket.gethostname() if config.rollout.engine_urls else "127.0.0.1"),
+        timeout=config.weights.timeout,
+    )
 
 
 ROLES: dict[str, Callable[[RunSpec, str], Awaitable[None]]] = {

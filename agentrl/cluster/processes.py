@@ -100,7 +100,7 @@ class Processes:
             sockets=str(sockets),
             segments=str(segments),
             plugin_paths=self._plugin_paths,
-            engines=config.rollout.n_gpus_per_node,
+            engines=config.engines,
         )
         self.spec.write(sockets / "spec.json")
         (self.run_dir / "logs").mkdir()

@@ -127,8 +127,16 @@ class MixedEnvironmentConfig(Section):
 class RolloutConfig(Section):
     """Generation: engines, episodes and how far they may run ahead of the trainer."""
 
-    engine: Literal["torch"] = "torch"
-    """Generation back end."""
+    engine: Literal["torch", "vllm", "sglang"] = "torch"
+    """Generation back end. `torch` needs nothing installed and runs everywhere; `vllm` runs vLLM (with the plugin of
+    vllm-ascend on NPUs), `sglang` SGLang."""
+    engine_urls: tuple[Annotated[str, Field(pattern="^https?://")], ...] = ()
+    """Addresses of vLLM or SGLang servers that run elsewhere; the run then starts no engines of its own. See
+    docs/engines.md for how such a server has to be started."""
+    engine_args: dict[str, Any] = {}
+    """Further arguments of vLLM's or SGLang's engine, by the names it gives them (`gpu_memory_utilization: 0.8`)."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """Devices that one engine is spread over."""
     n: int = Field(default=8, ge=1)
     """Episodes of each task (the group of group-relative advantages)."""
     max_head_offpolicyness: int | None = Field(default=None, ge=0)
@@ -144,6 +152,10 @@ class RolloutConfig(Section):
     """Most tokens whose keys and values one engine holds, of running sequences and of earlier prompts and turns kept
     for reuse. At least `rollout.max_model_len`. Default: twice `max_batch_size * max_model_len`, or what fits into two
     fifths of the device's free memory, if that is less."""
+    kv_on_update: Literal["recompute", "keep"] = "recompute"
+    """What becomes of the keys and values of older weights at an update. `recompute`: they are dropped, and those of
+    running sequences computed again under the new weights. `keep`: running answers and later turns go on from them,
+    which makes an update shorter; tokens still carry the version they were sampled under."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature of training episodes. The trainer applies it too."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -178,7 +190,7 @@ class RolloutConfig(Section):
     max_engine_restarts: int = Field(default=3, ge=0)
     """How often an engine process that died is started again, each, before the run does without it."""
     n_gpus_per_node: int = Field(default=1, ge=1)
-    """Engine processes on this machine, one device each (on CPU: one process each)."""
+    """Devices for engines on this machine; an engine has `rollout.tensor_parallel_size` of them. On CPU: processes."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each engine process. More than one is slower wherever processes share the cores."""
 
@@ -206,8 +218,20 @@ class AsyncTrainingConfig(Section):
 class WeightsConfig(Section):
     """The way of new weights from the trainer to the engines."""
 
+    transport: Literal["auto", "shm", "collective", "disk"] = "auto"
+    """How they travel. `shm`: shared memory, to engines on the same machine. `collective`: broadcast from the trainer's
+    rank 0 to all engines, by gloo, nccl or hccl. `disk`: files in `weights.directory`. `auto`: shm for torch and vLLM
+    engines of this machine, disk for SGLang's, collective for `rollout.engine_urls`."""
+    directory: str | None = Field(default=None, min_length=1)
+    """`weights.transport: disk`: a folder that trainer and engines see under the same path. Default: one in shared
+    memory if the engines are on this machine."""
+    host: str | None = Field(default=None, min_length=1)
+    """`weights.transport: collective`: name or address at which engines reach the trainer. Default: 127.0.0.1, or with
+    `rollout.engine_urls` this machine's name."""
+    timeout: float = Field(default=120.0, gt=0)
+    """Seconds an engine may take for one step of an update; one that takes longer leaves service."""
     bucket_mb: int = Field(default=16, ge=1)
-    """Size of a transfer bucket in MiB. Two are in shared memory at a time."""
+    """Size of a transfer bucket in MiB. Two are on their way at a time."""
 
 
 class TrainerConfig(Section):
@@ -327,6 +351,21 @@ class RunConfig(Section):
         penalised = self.algorithm.overlong_buffer_len is not None or self.algorithm.use_kl_in_reward
         compares_rewards = self.algorithm.adv_estimator in GROUP_BASELINES - {"gdpo"}
         return (compares_rewards and not penalised) if given is None else given
+
+    @property
+    def engines(self) -> int:
+        """How many engines there are."""
+        rollout = self.rollout
+        return len(rollout.engine_urls) or rollout.n_gpus_per_node // rollout.tensor_parallel_size
+
+    @property
+    def weight_transport(self) -> Literal["shm", "collective", "disk"]:
+        """How weights travel."""
+        if self.weights.transport != "auto":
+            return self.weights.transport
+        if self.rollout.engine_urls:
+            return "collective"
+        return "disk" if self.rollout.engine == "sglang" else "shm"
 
     @property
     def max_lag(self) -> int:

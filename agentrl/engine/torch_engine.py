@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -21,10 +21,12 @@ from agentrl.engine.kv_cache import FREE_SHARE, affordable_tokens
 from agentrl.engine.sequence import Sequence
 from agentrl.engine.stop_text import Decode, StopText
 from agentrl.record import EngineDied, EngineError
-from agentrl.record.protocols import Bucket, EngineStats, GenerateRequest, GenerateResult
-from agentrl.weights.receiver import BucketReceiver
+from agentrl.record.protocols import Bucket, EngineStats, GenerateRequest, GenerateResult, PauseMode, WeightGroup
+from agentrl.weights.receiver import ParameterReceiver
+from agentrl.weights.sources import BucketSource
 
 T = TypeVar("T")
+KvOnUpdate = Literal["recompute", "keep"]
 log = logging.getLogger(__name__)
 
 
@@ -33,13 +35,15 @@ class TorchEngine:
 
     All computing happens in one thread of its own; the event loop only hands work over, so it always answers.
     At a weight update running requests stop after their current token, and go on under the new weights with their
-    keys and values computed again: no token is ever computed from the cache of older weights.
+    keys and values computed again: no token is ever computed from the cache of older weights, unless `kv_on_update`
+    is `keep`.
 
     Args:
         model: a causal LM; its attention implementation is replaced.
         kv_cache_tokens: bound on the tokens whose keys and values are held, of running sequences and for reuse
             together; by default twice what `max_batch_size` sequences of `max_model_len` need, or what fits into part
             of the free memory, if that is less.
+        kv_on_update: `keep` leaves the keys and values of older weights in use after an update.
         decode: text of token ids, special tokens included; without it requests with stop texts are refused.
         version: policy version of the weights it has now.
     """
@@ -51,6 +55,7 @@ class TorchEngine:
         max_batch_size: int,
         max_model_len: int,
         kv_cache_tokens: int | None = None,
+        kv_on_update: KvOnUpdate = "recompute",
         decode: Decode | None = None,
         version: int = 0,
     ) -> None:
@@ -73,13 +78,18 @@ class TorchEngine:
             max_model_len=max_model_len,
             kv_cache_tokens=kv_cache_tokens,
         )
+        self._model = model
+        self._device = model.device
+        self._kv_on_update = kv_on_update
         self._fast_modules = FastModules(model)
-        self._receiver = BucketReceiver(dict(model.named_parameters()))
+        self._receiver = ParameterReceiver(dict(model.named_parameters()), BucketSource(model.device))
         self._version = version
         self._wake = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
         self._waiting_callers: set[asyncio.Future[Any]] = set()
-        self._closing = self._updating = False
+        self._closing = self._updating = self._draining = False
+        self._held: list[Sequence] = []
+        self._drained: list[Callable[[], None]] = []
         self._ended = ""
         self._failure: Exception | None = None
         self._busy = self._paused_seconds = 0.0
@@ -92,7 +102,7 @@ class TorchEngine:
         future: asyncio.Future[GenerateResult] = asyncio.get_running_loop().create_future()
         stop_text = StopText(request.stop, self._decode) if request.stop and self._decode else None
         sequence = Sequence(request, lambda result: _settle(future, future.set_result, result), stop_text)
-        self._submit(lambda: self._batch.waiting.append(sequence), future)
+        self._submit(lambda: (self._held if self._draining else self._batch.waiting).append(sequence), future)
         try:
             return await future
         except asyncio.CancelledError:
@@ -103,9 +113,22 @@ class TorchEngine:
     async def abort(self, request_ids: list[str]) -> None:
         await self._call(lambda: self._abort(request_ids))
 
-    async def pause(self) -> None:
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        if mode == "wait":
+            drained: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+            def drain() -> None:
+                self._draining = True
+                self._drained.append(lambda: _settle(drained, drained.set_result, None))
+
+            self._submit(drain, drained)
+            await drained
+
         def pause() -> None:
+            if mode == "abort":
+                self._abort([sequence.request.request_id for sequence in self._all_sequences()])
             self._paused_since = self._paused_since or time.perf_counter()
+            self._take_held()
 
         await self._call(pause)
 
@@ -114,8 +137,24 @@ class TorchEngine:
             if self._paused_since is not None:
                 self._paused_seconds += time.perf_counter() - self._paused_since
             self._paused_since = None
+            self._take_held()
 
         await self._call(resume)
+
+    async def sleep(self) -> None:
+        await self.pause("abort")
+
+        def sleep() -> None:
+            self._batch.preempt()
+            self._model.to("cpu")
+
+        await self._call(sleep)
+
+    async def wake(self) -> None:
+        await self._call(lambda: self._model.to(self._device))
+
+    async def join_weight_group(self, group: WeightGroup) -> None:
+        await self._call(lambda: self._receiver.source.join(group))
 
     async def start_weight_update(self) -> None:
         def start() -> None:
@@ -138,7 +177,8 @@ class TorchEngine:
             self._check_updating()
             self._receiver.finish()
             self._fast_modules.refresh()
-            self._batch.preempt()
+            if self._kv_on_update == "recompute":
+                self._batch.preempt()
             self._version = version
             self._updating = False
 
@@ -248,8 +288,19 @@ class TorchEngine:
             raise EngineError("call start_weight_update before sending weights")
 
     def _abort(self, request_ids: list[str]) -> None:
-        for sequence in self._batch.remove(set(request_ids)):
+        held = [sequence for sequence in self._held if sequence.request.request_id in request_ids]
+        self._held = [sequence for sequence in self._held if sequence not in held]
+        for sequence in (*self._batch.remove(set(request_ids)), *held):
             sequence.finish("abort")
+
+    def _take_held(self) -> None:
+        """What came while the engine drained may wait with the others again."""
+        self._draining = False
+        self._batch.waiting.extend(self._held)
+        self._held = []
+
+    def _all_sequences(self) -> list[Sequence]:
+        return [*self._batch.waiting, *self._batch.running, *self._held]
 
     def _run(self) -> None:
         try:
@@ -261,7 +312,7 @@ class TorchEngine:
             log.exception("the engine has failed")
             self._failure = error
         else:
-            for sequence in [*self._batch.waiting, *self._batch.running]:
+            for sequence in self._all_sequences():
                 sequence.finish("abort")
         with self._wake:
             self._ended = f"the engine has failed: {self._failure!r}" if self._failure else "the engine is closed"
@@ -282,6 +333,10 @@ class TorchEngine:
                 stopped = self._paused_since is not None or self._updating
                 if not stopped and (self._batch.waiting or self._batch.running):
                     return True
+                if not (self._batch.waiting or self._batch.running) and self._drained:
+                    for settle in self._drained:
+                        settle()
+                    self._drained = []
                 self._wake.wait()
 
 
@@ -293,6 +348,7 @@ def load_torch_engine(
     max_batch_size: int,
     max_model_len: int,
     kv_cache_tokens: int | None = None,
+    kv_on_update: KvOnUpdate = "recompute",
 ) -> TorchEngine:
     """An engine for the model in `path` (directory or hub id), with its tokenizer if it has one.
 
@@ -308,6 +364,7 @@ def load_torch_engine(
         max_batch_size=max_batch_size,
         max_model_len=max_model_len,
         kv_cache_tokens=kv_cache_tokens,
+        kv_on_update=kv_on_update,
         decode=_load_decode(path),
     )
 

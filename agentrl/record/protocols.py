@@ -14,6 +14,9 @@ import numpy as np
 from agentrl.record.trajectory import Batch
 
 FinishReason = Literal["stop", "length", "abort"]
+PauseMode = Literal["keep", "wait", "abort"]
+"""What becomes of running requests when an engine pauses: they stay as they are and go on later, end first, or end now
+with what they have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +79,13 @@ class TensorSlice:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Weights on their way: which shared segment holds which tensors.
+    """Weights on their way: which bytes are which tensors.
 
     Attributes:
-        segment: file of the shared memory segment.
+        index: position in its transfer; receivers get them in this order.
+        segment: the file that holds the bytes, in shared memory or on disk; empty if they come over a collective.
         nbytes: bytes in use.
-        checksum: xxh3-64 of those bytes.
+        checksum: of those bytes, see `agentrl.weights.bucket.checksum`.
     """
 
     index: int
@@ -92,12 +96,47 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightGroup:
+    """A process group over which the trainer's rank 0 broadcasts weights.
+
+    Attributes:
+        name: of the group; a new one for every group.
+        address: `host:port` of its store, which rank 0 serves.
+        backend: of torch.distributed: gloo, nccl or hccl.
+        world_size: the trainer's rank 0 and all workers of all engines.
+        rank: of the engine's first worker; its others follow.
+        timeout: seconds until a member gives up on the others.
+    """
+
+    name: str
+    address: str
+    backend: str
+    world_size: int
+    rank: int
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class WeightReceivers:
+    """Who takes a publication.
+
+    Attributes:
+        names: of the engines; one that was started anew has another name than before.
+        workers: of each, how many processes hold its weights.
+    """
+
+    names: tuple[str, ...]
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Counters since the engine started, and what it does now.
 
     Attributes:
         prompt_tokens: computed as part of a prompt.
         cached_tokens: of prompts, reused from earlier ones.
+        workers: processes that hold its weights (its tensor parallel size).
         busy_seconds: time with at least one sequence being computed.
         paused_seconds: time spent paused for updates.
     """
@@ -110,10 +149,12 @@ class EngineStats:
     running: int
     waiting: int
     cached_tokens: int = 0
+    workers: int = 1
 
 
 class Engine(Protocol):
-    """A generation back end. `update_weights` is called between `start_` and `finish_weight_update`."""
+    """A generation back end. `update_weights` is called between `start_` and `finish_weight_update`; after one of them
+    failed, the next `start_weight_update` begins from nothing."""
 
     async def generate(self, request: GenerateRequest) -> GenerateResult: ...
 
@@ -121,11 +162,27 @@ class Engine(Protocol):
         """Ends requests; their `generate` returns with `finish_reason="abort"`."""
         ...
 
-    async def pause(self) -> None:
-        """Stops sampling after the current token; requests stay and new ones queue."""
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        """Stops sampling, after the current token unless `mode` is `wait`; new requests queue."""
         ...
 
     async def resume(self) -> None: ...
+
+    async def sleep(self) -> None:
+        """Gives back the memory that generation needs, weights included; running requests end with `abort`."""
+        ...
+
+    async def wake(self) -> None:
+        """Takes memory again after `sleep`; the engine is paused and without valid weights until an update."""
+        ...
+
+    async def join_weight_group(self, group: WeightGroup) -> None:
+        """From now on, buckets without a segment come over this group. Returns when all its members are there.
+
+        Raises:
+            WeightTransferError: they were not in time, or the engine can't take part.
+        """
+        ...
 
     async def start_weight_update(self) -> None:
         """The engine must be paused."""
@@ -223,16 +280,23 @@ class RolloutService(Protocol):
         """The batch was trained: its episodes end as `trained`."""
         ...
 
-    async def begin_publish(self, reload: bool = False) -> None:
+    async def begin_publish(self, reload: bool = False) -> WeightReceivers:
         """Pauses the engines for an update; without partial rollouts, after the running episodes have finished.
 
         Args:
             reload: the weights of the current version once more, for engines that wait for them; the others go on.
+
+        Raises:
+            EngineError: there is none to take it.
         """
         ...
 
+    async def join_weight_group(self, group: WeightGroup) -> None:
+        """The engines that `begin_publish` named become members, in that order; `group.rank` is that of the first."""
+        ...
+
     async def weights_wanted(self) -> None:
-        """Returns when an engine has started anew and needs the current weights before it can serve."""
+        """Returns when an engine has started anew or failed an update, and needs weights before it can serve."""
         ...
 
     async def publish_bucket(self, bucket: Bucket) -> None:

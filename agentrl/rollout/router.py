@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ class State(Enum):
     RESTARTING = auto()
     """Its process ended, another one is on its way; or it is about to end, and the host has yet to say what follows."""
     JOINING = auto()
-    """It runs, and waits for the current weights."""
+    """It runs, and waits for the current weights: newly started, or paused since an update failed."""
     GONE = auto()
     """It failed and nobody restarts it."""
 
@@ -37,6 +38,7 @@ class Replica:
         changed: notified when it leaves service.
         version: of its weights, as last published to it.
         lost: set when it leaves service, for ever.
+        failed_updates: in a row, until now.
     """
 
     name: str
@@ -46,6 +48,13 @@ class Replica:
     state: State = State.SERVING
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     requests: set[str] = field(default_factory=set)
+    failed_updates: int = 0
+    number: int = field(default_factory=itertools.count().__next__)
+
+    @property
+    def id(self) -> str:
+        """Tells it from the processes that were, or will be, in its place."""
+        return f"{self.name}#{self.number}"
 
     async def ask(self, call: Awaitable[T], seconds: float | None = None) -> T:
         """An answer of the engine, waited for only as long as it is there.
@@ -130,6 +139,13 @@ class Router:
         log.error("engine %s leaves service: %s", replica.name, reason)
         replica.leave(State.GONE)
 
+    def rejoin(self, replica: Replica, reason: str) -> None:
+        """Takes an engine out of service that is paused and has no whole set of weights, until it is given one. Its
+        requests stay with it."""
+        log.error("engine %s is out of service until it is given all weights: %s", replica.name, reason)
+        replica.state = State.JOINING
+        self._changed.notify()
+
     def ended(self, name: str, *, restarting: bool) -> None:
         """The process of an engine ended; `restarting`: another one is started in its place."""
         log.error("engine %s leaves service%s: its process ended", name, " for a while" if restarting else "")
@@ -151,6 +167,7 @@ class Router:
             log.info("engine %s is back in service", replica.name)
         replica.state = State.SERVING
         replica.version = version
+        replica.failed_updates = 0
         self._changed.notify()
 
     def forget(self, episode_id: str) -> None:

@@ -13,7 +13,16 @@ from agentrl.config import RunConfig
 from agentrl.config.names import GROUP_BASELINES
 from agentrl.record import Batch, EngineError, Fate, NoProgress, PeerLost, RolloutEnded, TrajectoryWriter
 from agentrl.record.errors import leaves
-from agentrl.record.protocols import Bucket, Engine, EngineStats, PublishReport, RolloutStatus, ValidationReport
+from agentrl.record.protocols import (
+    Bucket,
+    Engine,
+    EngineStats,
+    PublishReport,
+    RolloutStatus,
+    ValidationReport,
+    WeightGroup,
+    WeightReceivers,
+)
 from agentrl.rollout.batch_metrics import RewardWindow, StaleShares, comes_too_late, staleness_metrics
 from agentrl.rollout.buffer import Buffer
 from agentrl.rollout.dispatcher import Dispatcher
@@ -59,7 +68,11 @@ class RolloutWorker:
         self._config = config
         self._changed = Signal()
         self._router = Router(engines, self._changed)
-        self._publish = PublishCoordinator(self._router)
+        self._publish = PublishCoordinator(
+            self._router,
+            timeout=config.weights.timeout,
+            pause="keep" if config.async_training.partial_rollout else "wait",
+        )
         self._gate = StalenessGate.from_config(config)
         self._buffer = Buffer(self._gate, batch_groups=config.groups_per_step, on_stale=config.async_training.on_stale)
         self._ledger = Ledger(run_dir / "fates.jsonl" if run_dir else None)
@@ -187,7 +200,7 @@ class RolloutWorker:
         if self._writer is not None:
             await asyncio.to_thread(self._writer.append, batch.trajectories)
 
-    async def begin_publish(self, reload: bool = False) -> None:
+    async def begin_publish(self, reload: bool = False) -> WeightReceivers:
         began = time.perf_counter()
         self._publishing = True
         if not reload and not self._config.async_training.partial_rollout:
@@ -199,7 +212,11 @@ class RolloutWorker:
                 )
         self._drained_seconds = time.perf_counter() - began
         with self._publication("engines to stop for an update", self._update_holders):
-            await self._publish.begin(joining_only=reload)
+            return await self._publish.begin(joining_only=reload)
+
+    async def join_weight_group(self, group: WeightGroup) -> None:
+        with self._publication("engines to join the group for weights", self._update_holders):
+            await self._publish.join_weight_group(group)
 
     async def publish_bucket(self, bucket: Bucket) -> None:
         with self._publication("engines to load weights", self._update_holders):

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from agentrl.config import RunConfig
-from agentrl.record import EngineError, NoProgress, RolloutEnded
+from agentrl.record import EngineError, NoProgress, RolloutEnded, WeightTransferError
 from agentrl.record.protocols import PublishReport, RolloutService, RolloutStatus, TrainerStatus
 from agentrl.trainer.actor import Actor
 from agentrl.trainer.idle_steps import IdleSteps, why_skipped
 from agentrl.trainer.lora import write_adapter
 from agentrl.trainer.policy_files import Weights, snapshot, write_policy
-from agentrl.weights.sender import ShmSender
+from agentrl.weights.sender import WeightSender
 
 T = TypeVar("T")
 Row = dict[str, float]
@@ -55,7 +55,7 @@ class TrainLoop:
         *,
         actor: Actor,
         rollout: RolloutService,
-        sender: ShmSender,
+        sender: WeightSender,
         sink: MetricsSink,
         run_dir: Path | None,
         tokenizer: Any = None,
@@ -200,11 +200,13 @@ class TrainLoop:
         while True:
             try:
                 return await self._send(version, reload=False)
-            except EngineError:
+            except (EngineError, WeightTransferError) as error:
+                log.warning("no engine took the weights of version %d, they are sent again: %s", version, error)
                 await self._rollout.weights_wanted()
 
     async def _send(self, version: int, *, reload: bool) -> tuple[PublishReport, int]:
-        await self._rollout.begin_publish(reload)
+        receivers = await self._rollout.begin_publish(reload)
+        await self._sender.connect(receivers, self._rollout.join_weight_group)
         nbytes = await self._sender.send(self._actor.named_tensors(), self._rollout.publish_bucket)
         return await self._rollout.finish_publish(version), nbytes
 
@@ -223,7 +225,7 @@ class TrainLoop:
                 newer = self._unpublished_steps > 0
                 try:
                     await self._send(self.version + newer, reload=not newer)
-                except EngineError as error:
+                except (EngineError, WeightTransferError) as error:
                     # It is gone again, or the publication of another step had them for it.
                     log.info("no engine was given the current weights: %s", error)
                     continue

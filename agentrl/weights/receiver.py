@@ -1,52 +1,59 @@
-"""The receiving end: bytes out of buckets, into the parameters of a model."""
+"""The receiving end: bytes out of buckets, into the parameters of a model or into the hands of whoever loads them."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+
 import torch
-import xxhash
 
 from agentrl.record import WeightTransferError
 from agentrl.record.protocols import Bucket, TensorSlice
-from agentrl.weights.segment import Segment
+from agentrl.weights.bucket import checksum
+from agentrl.weights.sources import BucketSource
+
+_SHOWN = 5
 
 
-class BucketReceiver:
-    """Copies an update into parameters in place, and knows whether all of it arrived.
+class BucketReceiver(ABC):
+    """Takes an update apart, and knows whether all of it arrived.
 
     Bytes are copied as bytes: no view of a bucket is ever taken in the tensor's own type, so alignment within the
-    bucket does not matter. Parameters of another dtype than what was sent are assembled first, then converted.
+    bucket does not matter.
 
     Args:
-        parameters: the tensors to write to, by name; tied ones once.
+        source: where the buckets' bytes are; by default in files.
+        expected: names that an update has to bring.
     """
 
-    def __init__(self, parameters: dict[str, torch.Tensor]) -> None:
-        self._parameters = parameters
-        self._segments: dict[str, Segment] = {}
+    def __init__(self, source: BucketSource | None = None, expected: Iterable[str] = ()) -> None:
+        self.source = source or BucketSource()
+        self._all = frozenset(expected)
         self._missing: dict[str, int] = {}
-        self._staged: dict[str, torch.Tensor] = {}
+        self._next = 0
+        self._expected = set(self._all)
 
     def start(self) -> None:
         """Begins an update; whatever an unfinished one left is forgotten."""
         self._missing = {}
-        self._staged = {}
-        self._expected = set(self._parameters)
+        self._next = 0
+        self._expected = set(self._all)
 
     @torch.no_grad()
     def receive(self, bucket: Bucket) -> None:
-        """Copies a bucket's content; the bucket may be reused afterwards.
+        """Takes a bucket's content; the bucket may be reused afterwards.
 
         Raises:
             WeightTransferError: the bytes are not there or not those that were sent, or a tensor is unknown or of
                 another shape.
         """
-        segment = self._segments.get(bucket.segment)
-        if segment is None:
-            segment = self._segments[bucket.segment] = _attach(bucket)
-        data = segment.tensor[: bucket.nbytes]
-        checksum = xxhash.xxh3_64_intdigest(segment.view[: bucket.nbytes])
-        if checksum != bucket.checksum:
-            raise WeightTransferError(f"bucket {bucket.index}: checksum {checksum:016x}, sent {bucket.checksum:016x}")
+        if bucket.index != self._next:
+            raise WeightTransferError(f"bucket {bucket.index} came where bucket {self._next} was due")
+        data = self.source.read(bucket)
+        self._next += 1
+        found = checksum(data)
+        if found != bucket.checksum:
+            raise WeightTransferError(f"bucket {bucket.index}: checksum {found:016x}, sent {bucket.checksum:016x}")
         for piece in bucket.slices:
             self._copy(piece, data)
 
@@ -58,20 +65,11 @@ class BucketReceiver:
         """
         unfinished = sorted(self._expected | {name for name, left in self._missing.items() if left})
         if unfinished:
-            shown = ", ".join(unfinished[:5])
+            shown = ", ".join(unfinished[:_SHOWN])
             raise WeightTransferError(f"{len(unfinished)} tensors did not arrive whole: {shown}")
 
     def _copy(self, piece: TensorSlice, data: torch.Tensor) -> None:
-        parameter = self._parameters.get(piece.name)
-        if parameter is None:
-            raise WeightTransferError(f"the model has no tensor {piece.name!r}")
-        if tuple(parameter.shape) != tuple(piece.shape):
-            raise WeightTransferError(f"{piece.name}: sent shape {piece.shape}, the model has {tuple(parameter.shape)}")
-        dtype = getattr(torch, piece.dtype)
-        direct = parameter.dtype == dtype and parameter.is_contiguous()
-        target = parameter if direct else self._staged.get(piece.name)
-        if target is None:
-            target = self._staged[piece.name] = torch.empty(piece.shape, dtype=dtype, device=parameter.device)
+        target = self._target(piece)
         if piece.nbytes:
             as_bytes = target.detach().view(-1).view(torch.uint8)
             source = data[piece.bucket_offset : piece.bucket_offset + piece.nbytes]
@@ -79,12 +77,96 @@ class BucketReceiver:
         left = self._missing.get(piece.name, target.numel() * target.element_size()) - piece.nbytes
         self._missing[piece.name] = left
         self._expected.discard(piece.name)
-        if not left and not direct:
-            parameter.copy_(self._staged.pop(piece.name))
+        if not left:
+            self._complete(piece.name)
+
+    @abstractmethod
+    def _target(self, piece: TensorSlice) -> torch.Tensor:
+        """The contiguous tensor, of the sent type and shape, that the piece's bytes go to.
+
+        Raises:
+            WeightTransferError: there is no place for such a tensor.
+        """
+
+    @abstractmethod
+    def _complete(self, name: str) -> None:
+        """All bytes of a tensor are there."""
 
 
-def _attach(bucket: Bucket) -> Segment:
-    try:
-        return Segment.attach(bucket.segment)
-    except (OSError, ValueError) as error:
-        raise WeightTransferError(f"bucket {bucket.index}: no shared memory at {bucket.segment}: {error}") from error
+class ParameterReceiver(BucketReceiver):
+    """Copies an update into parameters in place. Those of another dtype than what was sent are assembled first, then
+    converted.
+
+    Args:
+        parameters: the tensors to write to, by name; tied ones once.
+    """
+
+    def __init__(self, parameters: dict[str, torch.Tensor], source: BucketSource | None = None) -> None:
+        super().__init__(source, parameters)
+        self._parameters = parameters
+        self._staged: dict[str, torch.Tensor] = {}
+
+    def start(self) -> None:
+        super().start()
+        self._staged = {}
+
+    def _target(self, piece: TensorSlice) -> torch.Tensor:
+        parameter = self._parameters.get(piece.name)
+        if parameter is None:
+            raise WeightTransferError(f"the model has no tensor {piece.name!r}")
+        if tuple(parameter.shape) != tuple(piece.shape):
+            raise WeightTransferError(f"{piece.name}: sent shape {piece.shape}, the model has {tuple(parameter.shape)}")
+        dtype = getattr(torch, piece.dtype)
+        if parameter.dtype == dtype and parameter.is_contiguous():
+            return parameter
+        if piece.name not in self._staged:
+            self._staged[piece.name] = torch.empty(piece.shape, dtype=dtype, device=parameter.device)
+        return self._staged[piece.name]
+
+    def _complete(self, name: str) -> None:
+        staged = self._staged.pop(name, None)
+        if staged is not None:
+            self._parameters[name].copy_(staged)
+
+
+class LoadingReceiver(BucketReceiver):
+    """Assembles whole tensors and hands them on, those that a bucket completes together.
+
+    Args:
+        load: takes tensors by name; they are its own to keep.
+        device: where they are assembled.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[list[tuple[str, torch.Tensor]]], None],
+        source: BucketSource | None = None,
+        expected: Iterable[str] = (),
+        *,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__(source, expected)
+        self._load = load
+        self._device = device
+        self._parts: dict[str, torch.Tensor] = {}
+        self._whole: list[tuple[str, torch.Tensor]] = []
+
+    def start(self) -> None:
+        super().start()
+        self._parts, self._whole = {}, []
+
+    def receive(self, bucket: Bucket) -> None:
+        super().receive(bucket)
+        whole, self._whole = self._whole, []
+        if whole:
+            self._load(whole)
+
+    def _target(self, piece: TensorSlice) -> torch.Tensor:
+        part = self._parts.get(piece.name)
+        if part is None:
+            dtype = getattr(torch, piece.dtype)
+            part = self._parts[piece.name] = torch.empty(piece.shape, dtype=dtype, device=self._device)
+        return part
+
+    def _complete(self, name: str) -> None:
+        self._whole.append((name, self._parts.pop(name)))

@@ -1,60 +1,63 @@
-"""The sending end: named tensors into buckets in shared memory."""
+"""The sending end: named tensors in buckets, the next one filled while the last one is read."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from pathlib import Path
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable
 
 import torch
-import xxhash
 
-from agentrl.record.protocols import Bucket, TensorSlice
-from agentrl.weights.segment import Segment
+from agentrl.record.protocols import Bucket, WeightGroup, WeightReceivers
+from agentrl.weights.bucket import BucketLayout, Pieces, pack
 
 Deliver = Callable[[Bucket], Awaitable[None]]
+Join = Callable[[WeightGroup], Awaitable[None]]
 
-_ALIGNMENT = 64
 
+class WeightSender(ABC):
+    """Sends weights through a few places for buckets, filled in turn.
 
-class ShmSender:
-    """Sends weights through a few segments of shared memory, filled in turn.
-
-    While the receivers read one segment the next one is filled; a segment is used again when `deliver` has returned
-    for it. Memory needed is `segments * bucket_bytes`, however large the model.
+    While the receivers read one place the next one is filled; a place is used again when `deliver` has returned for
+    it. Memory needed is that of the places, however large the model. Only the trainer's rank 0 has a sender.
 
     Args:
-        directory: where the segments live; its owner removes it.
-        bucket_bytes: size of a segment. A tensor may be larger and is then sent in slices.
+        places: how many buckets are on their way at a time.
     """
 
-    def __init__(self, directory: Path, bucket_bytes: int, *, segments: int = 2) -> None:
-        self._bucket_bytes = bucket_bytes
-        self._segments = [Segment.create(directory / f"bucket-{i}", bucket_bytes) for i in range(segments)]
+    def __init__(self, layout: BucketLayout, *, places: int = 2) -> None:
+        self.layout = layout
+        self._places = places
+
+    async def connect(self, receivers: WeightReceivers, join: Join) -> None:
+        """Prepares a transfer to these receivers, before `send`; `join` has them enter a process group.
+
+        Raises:
+            WeightTransferError: they can't be reached.
+        """
 
     async def send(self, tensors: Iterable[tuple[str, torch.Tensor]], deliver: Deliver) -> int:
         """Sends `tensors` and returns the number of bytes.
 
-        Every trainer rank advances `tensors` (gathering shards is a collective); only the sending rank has this
-        object. The first failed delivery ends the transfer.
+        Every trainer rank advances `tensors` (gathering shards is a collective). `deliver` returns when all receivers
+        have read a bucket. The first failure ends the transfer.
         """
-        pending: list[asyncio.Task[None] | None] = [None] * len(self._segments)
+        pending: list[asyncio.Task[None] | None] = [None] * self._places
         total = 0
         try:
-            buckets = pack(tensors, self._bucket_bytes)
+            buckets = pack(tensors, self.layout)
             for index in itertools.count():
-                slices = await asyncio.to_thread(next, buckets, None)
-                if slices is None:
+                pieces = await asyncio.to_thread(next, buckets, None)
+                if pieces is None:
                     break
-                turn = index % len(self._segments)
-                task = pending[turn]
+                place = index % self._places
+                task = pending[place]
                 if task is not None:
                     await task
-                segment = self._segments[turn]
-                bucket = await asyncio.to_thread(_fill, segment, index, slices)
+                bucket = await asyncio.to_thread(self._fill, place, index, pieces)
                 total += bucket.nbytes
-                pending[turn] = asyncio.ensure_future(deliver(bucket))
+                pending[place] = asyncio.create_task(self._hand_over(place, bucket, deliver))
             await asyncio.gather(*(task for task in pending if task is not None))
         finally:
             deliveries = [task for task in pending if task is not None]
@@ -63,42 +66,12 @@ class ShmSender:
             await asyncio.gather(*deliveries, return_exceptions=True)
         return total
 
+    def close(self) -> None:
+        """Gives back what the transfers held."""
 
-def pack(
-    tensors: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int
-) -> Iterator[list[tuple[TensorSlice, torch.Tensor]]]:
-    """Cuts tensors into buckets: for each, which bytes of which tensor go where.
+    @abstractmethod
+    def _fill(self, place: int, index: int, pieces: Pieces) -> Bucket:
+        """Puts a bucket's content where receivers find it; runs in a thread."""
 
-    Slices start at multiples of 64 bytes; a tensor that does not fit is split over buckets.
-    """
-    bucket: list[tuple[TensorSlice, torch.Tensor]] = []
-    used = 0
-    for name, tensor in tensors:
-        tensor = tensor.detach().contiguous()
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        nbytes = tensor.numel() * tensor.element_size()
-        sent = 0
-        while sent < nbytes or (sent == 0 and nbytes == 0):
-            used = -(-used // _ALIGNMENT) * _ALIGNMENT
-            if used >= bucket_bytes:
-                yield bucket
-                bucket, used = [], 0
-            size = min(nbytes - sent, bucket_bytes - used)
-            bucket.append((TensorSlice(name, dtype, tuple(tensor.shape), sent, used, size), tensor))
-            sent += size
-            used += size
-            if nbytes == 0:
-                break
-    if bucket:
-        yield bucket
-
-
-def _fill(segment: Segment, index: int, slices: list[tuple[TensorSlice, torch.Tensor]]) -> Bucket:
-    for piece, tensor in slices:
-        if piece.nbytes:
-            source = tensor.view(-1).view(torch.uint8)[piece.tensor_offset : piece.tensor_offset + piece.nbytes]
-            segment.tensor[piece.bucket_offset : piece.bucket_offset + piece.nbytes].copy_(source)
-    last = slices[-1][0]
-    nbytes = last.bucket_offset + last.nbytes
-    checksum = xxhash.xxh3_64_intdigest(segment.view[:nbytes])
-    return Bucket(index, str(segment.path), nbytes, checksum, tuple(piece for piece, _ in slices))
+    async def _hand_over(self, place: int, bucket: Bucket, deliver: Deliver) -> None:
+        await deliver(bucket)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.weights.sender import ShmSender
+from agentrl.weights.shm import ShmSender
 
 Fixture = Callable[..., Any]
 

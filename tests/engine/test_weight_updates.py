@@ -14,7 +14,7 @@ import pytest
 from agentrl.record import EngineError, WeightTransferError
 from agentrl.record.protocols import Bucket
 from agentrl.weights.segment import Segment
-from agentrl.weights.sender import ShmSender
+from agentrl.weights.shm import ShmSender
 
 Fixture = Callable[..., Any]
 

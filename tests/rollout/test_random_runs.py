@@ -120,7 +120,7 @@ class MortalEngine(ScriptedEngine):
         assert self.weights is not None, "a new process was asked before it had its weights"
         return await self._while_alive(lambda: super(MortalEngine, self).generate(request))
 
-    async def pause(self) -> None:
+    async def pause(self, mode: PauseMode = "keep") -> None:
         await self._while_alive(super().pause)
 
     async def resume(self) -> None:

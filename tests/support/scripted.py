@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentrl.record import Branch, EngineError, PeerLost
-from agentrl.record.protocols import Bucket, EngineStats, FinishReason, GenerateRequest, GenerateResult
+from agentrl.record.protocols import Bucket, EngineStats, FinishReason, GenerateRequest, GenerateResult, PauseMode, WeightGroup
 from agentrl.session import ChatFormat
 
 
@@ -33,6 +33,9 @@ class ScriptedEngine:
         requests: all that came, in order.
         calls: names of the update methods called, in order.
         failures: what a method raises instead of doing its work.
+        workers: as many processes hold its weights.
+        paused: how it was paused last.
+        group: the process group it joined last.
         before_token: awaited before each token, with the request and the token's position.
 
     Args:
@@ -48,6 +51,9 @@ class ScriptedEngine:
         self.before_token: Callable[[GenerateRequest, int], Awaitable[None]] | None = None
         self.generated = 0
         self.running = 0
+        self.workers = 1
+        self.paused: PauseMode | None = None
+        self.group: WeightGroup | None = None
         self._script = script
         self._going = asyncio.Event()
         self._going.set()
@@ -101,13 +107,24 @@ class ScriptedEngine:
     async def abort(self, request_ids: list[str]) -> None:
         self._aborted.update(request_ids)
 
-    async def pause(self) -> None:
+    async def pause(self, mode: PauseMode = "keep") -> None:
         self._called("pause")
+        self.paused = mode
         self._going.clear()
 
     async def resume(self) -> None:
         self._called("resume")
         self._going.set()
+
+    async def sleep(self) -> None:
+        self._called("sleep")
+
+    async def wake(self) -> None:
+        self._called("wake")
+
+    async def join_weight_group(self, group: WeightGroup) -> None:
+        self._called("join_weight_group")
+        self.group = group
 
     async def start_weight_update(self) -> None:
         self._called("start_weight_update")
@@ -121,7 +138,7 @@ class ScriptedEngine:
 
     async def stats(self) -> EngineStats:
         self._fail("stats")
-        return EngineStats(self.version, self.generated, 0, 0.0, 0.0, self.running, 0)
+        return EngineStats(self.version, self.generated, 0, 0.0, 0.0, self.running, 0, workers=self.workers)
 
     def lose(self) -> None:
         """From now on nobody answers, as if the process were gone."""

@@ -8,8 +8,15 @@ from typing import Any
 import torch
 
 from agentrl.record import Batch, EngineError, Group, RolloutEnded
-from agentrl.record.protocols import Bucket, PublishReport, RolloutStatus, ValidationReport
-from agentrl.weights.receiver import BucketReceiver
+from agentrl.record.protocols import (
+    Bucket,
+    PublishReport,
+    RolloutStatus,
+    ValidationReport,
+    WeightGroup,
+    WeightReceivers,
+)
+from agentrl.weights.receiver import ParameterReceiver
 
 _ROLLOUT_METRICS = {
     "reward/mean": 0.5,
@@ -32,7 +39,7 @@ class ScriptedRollout:
         self.engine = engine
         self.broken = False
         self._groups = groups
-        self._receiver = BucketReceiver(dict(engine.named_parameters()))
+        self._receiver = ParameterReceiver(dict(engine.named_parameters()))
         self._left = batches
         self._taken = 0
         self._tokens = 0
@@ -50,11 +57,15 @@ class ScriptedRollout:
     async def acknowledge(self, batch_id: int) -> None:
         self.calls.append(f"acknowledge {batch_id}")
 
-    async def begin_publish(self, reload: bool = False) -> None:
+    async def begin_publish(self, reload: bool = False) -> WeightReceivers:
         self.calls.append(f"publish {self.version + 1}")
         if self.broken:
             raise EngineError("no engine is left")
         self._receiver.start()
+        return WeightReceivers(("engine-0#0",), (1,))
+
+    async def join_weight_group(self, group: WeightGroup) -> None:
+        raise NotImplementedError
 
     async def publish_bucket(self, bucket: Bucket) -> None:
         self._receiver.receive(bucket)
@@ -108,11 +119,12 @@ class EngineLeft(ScriptedRollout):
         self.wanted.clear()
         self.away = False
 
-    async def begin_publish(self, reload: bool = False) -> None:
+    async def begin_publish(self, reload: bool = False) -> WeightReceivers:
         self.calls.append(f"reload {self.version}" if reload else f"publish {self.version + 1}")
         if self.away:
             raise EngineError("no engine is left to take the weights")
         self._receiver.start()
+        return WeightReceivers(("engine-0#0",), (1,))
 
 
 def same_weights(a: Any, b: Any) -> bool:

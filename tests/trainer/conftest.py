@@ -16,7 +16,7 @@ from agentrl.trainer.actor import Actor
 from agentrl.trainer.critic import Critic, ValueModel
 from agentrl.trainer.loop import TrainLoop
 from agentrl.trainer.lora import add_lora
-from agentrl.weights.sender import ShmSender
+from agentrl.weights.shm import ShmSender
 from tests.support.models import random_model
 from tests.support.scripted_rollout import Rows, ScriptedRollout
 

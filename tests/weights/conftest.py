@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.weights.receiver import BucketReceiver
-from agentrl.weights.sender import ShmSender
+from agentrl.weights.receiver import ParameterReceiver
+from agentrl.weights.shm import ShmSender
 
 torch.set_num_threads(1)
 
@@ -21,7 +21,7 @@ def transfer(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., int]:
     """`transfer(sent, received, bucket_bytes)`: sends tensors into parameters of the same names."""
 
     def run(sent: Mapping[str, torch.Tensor], received: dict[str, torch.Tensor], bucket_bytes: int = 1000) -> int:
-        receiver = BucketReceiver(received)
+        receiver = ParameterReceiver(received)
 
         async def deliver(bucket: Any) -> None:
             receiver.receive(bucket)

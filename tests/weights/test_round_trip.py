@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl.record import WeightTransferError
-from agentrl.weights.sender import pack
+from agentrl.weights.bucket import BucketLayout, pack
 
 DTYPES = (
     torch.bfloat16,
@@ -80,7 +80,7 @@ def test_a_tensor_larger_than_a_bucket_is_cut(transfer: Transfer, bucket_bytes: 
 def test_slices_lie_apart_within_the_bucket_and_cover_every_tensor_once(specs: list, bucket_bytes: int) -> None:
     named = [(f"t{i}", torch.zeros(shape, dtype=dtype)) for i, (shape, dtype) in enumerate(specs)]
     covered: dict[str, int] = {}
-    for bucket in pack(named, bucket_bytes):
+    for bucket in pack(named, BucketLayout(bucket_bytes)):
         end = 0
         for piece, _ in bucket:
             assert piece.bucket_offset >= end and piece.bucket_offset % 64 == 0

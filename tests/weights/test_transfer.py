@@ -12,15 +12,15 @@ import torch
 
 from agentrl.record import WeightTransferError
 from agentrl.record.protocols import Bucket
-from agentrl.weights.receiver import BucketReceiver
+from agentrl.weights.receiver import ParameterReceiver
 from agentrl.weights.segment import Segment, shared_memory_root
-from agentrl.weights.sender import ShmSender
+from agentrl.weights.shm import ShmSender
 
 TENSORS = [(f"t{i}", torch.full((25,), float(i))) for i in range(10)]  # 100 bytes each, one a bucket
 
 
-def receiver_of(tensors: list[tuple[str, torch.Tensor]]) -> BucketReceiver:
-    receiver = BucketReceiver({name: torch.zeros_like(tensor) for name, tensor in tensors})
+def receiver_of(tensors: list[tuple[str, torch.Tensor]]) -> ParameterReceiver:
+    receiver = ParameterReceiver({name: torch.zeros_like(tensor) for name, tensor in tensors})
     receiver.start()
     return receiver
 
@@ -79,19 +79,20 @@ def test_a_flipped_byte_is_noticed(tmp_path: Path, position: int) -> None:
 
 
 def test_a_lost_bucket_and_a_doubled_one_are_noticed(tmp_path: Path) -> None:
-    async def play(change: int) -> None:
+    async def play(lost: int, times: int, message: str) -> None:
         receiver = receiver_of(TENSORS)
 
         async def deliver(bucket: Bucket) -> None:
-            for _ in range(change if bucket.index == 7 else 1):
+            for _ in range(times if bucket.index == lost else 1):
                 receiver.receive(bucket)
 
-        await ShmSender(tmp_path, 128).send(TENSORS, deliver)
-        with pytest.raises(WeightTransferError, match="t7"):
+        with pytest.raises(WeightTransferError, match=message):
+            await ShmSender(tmp_path, 128).send(TENSORS, deliver)
             receiver.finish()
 
-    asyncio.run(play(0))
-    asyncio.run(play(2))
+    asyncio.run(play(7, 0, "bucket 8 came where bucket 7 was due"))
+    asyncio.run(play(7, 2, "bucket 7 came where bucket 8 was due"))
+    asyncio.run(play(9, 0, "t9"))
 
 
 def test_half_a_tensor_is_not_a_tensor(tmp_path: Path) -> None:

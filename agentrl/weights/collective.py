@@ -1,0 +1,119 @@
+"""Weights by broadcast from the trainer's rank 0 to all workers of all engines, on whatever device they are."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import torch
+
+from agentrl.record import WeightTransferError
+from agentrl.record.protocols import Bucket, WeightGroup, WeightReceivers
+from agentrl.weights.bucket import BucketLayout, Pieces, bucket_nbytes, checksum, fill
+from agentrl.weights.process_group import join_group, leave_group, open_store
+from agentrl.weights.sender import Deliver, Join, WeightSender
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class CollectiveSender(WeightSender):
+    """Broadcasts buckets over a process group; what is in them goes ahead as a message.
+
+    The group is made anew when its members are others than last time, or when a transfer failed. A member that fails
+    takes the group with it: the transfer fails for all of them, at once where the backend notices, else after `timeout`.
+
+    Args:
+        backend: gloo, nccl or hccl.
+        device: that the backend sends from.
+        host: how engines reach this machine.
+        timeout: seconds to wait for members, and for each broadcast.
+    """
+
+    def __init__(
+        self, bucket_bytes: int, *, backend: str, device: torch.device, host: str, timeout: float, alignment: int = 64
+    ) -> None:
+        super().__init__(BucketLayout(bucket_bytes, alignment=alignment))
+        self._backend = backend
+        self._host = host
+        self._timeout = timeout
+        self._buffers = [torch.empty(bucket_bytes, dtype=torch.uint8, device=device) for _ in range(self._places)]
+        self._members: WeightReceivers | None = None
+        self._group: ProcessGroup | None = None
+        self._numbers = itertools.count()
+        # One thread, so that broadcasts leave in the order of their buckets.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="broadcast")
+
+    async def connect(self, receivers: WeightReceivers, join: Join) -> None:
+        if self._group is not None and receivers == self._members:
+            return
+        self.close()
+        world_size = 1 + sum(receivers.workers)
+        store = open_store(self._host, world_size, self._timeout)
+        group = WeightGroup(
+            f"agentrl-weights-{os.getpid()}-{next(self._numbers)}",
+            f"{self._host}:{store.port}",
+            self._backend,
+            world_size,
+            rank=1,
+            timeout=self._timeout,
+        )
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="broadcast")
+        mine = asyncio.get_running_loop().run_in_executor(self._thread, join_group, group, 0, store)
+        try:
+            await join(group)
+            self._group = await mine
+        finally:
+            # Of members that do not come, the thread hears when the time is up; nobody waits for it.
+            mine.cancel()
+        self._members = receivers
+
+    async def send(self, tensors: Iterable[tuple[str, torch.Tensor]], deliver: Deliver) -> int:
+        if self._group is None:
+            raise WeightTransferError("no engine is connected: call connect before send")
+        try:
+            return await super().send(tensors, deliver)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        group, self._group, self._members = self._group, None, None
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if group is not None:
+            leave_group(group)
+
+    def _fill(self, place: int, index: int, pieces: Pieces) -> Bucket:
+        nbytes = bucket_nbytes(pieces)
+        fill(self._buffers[place], pieces)
+        return Bucket(
+            index, "", nbytes, checksum(self._buffers[place][:nbytes]), tuple(piece for piece, _ in pieces)
+        )
+
+    async def _hand_over(self, place: int, bucket: Bucket, deliver: Deliver) -> None:
+        group = self._group
+        assert group is not None
+        sending = asyncio.get_running_loop().run_in_executor(
+            self._thread, broadcast, group, self._buffers[place][: bucket.nbytes]
+        )
+        await asyncio.gather(deliver(bucket), sending)
+
+
+def broadcast(group: ProcessGroup, data: torch.Tensor) -> None:
+    """From rank 0 to the others; returns when `data` may be used.
+
+    Raises:
+        WeightTransferError: a member is gone, or was not in time.
+    """
+    import torch.distributed as dist
+
+    try:
+        dist.broadcast(data, src=0, group=group)
+        if data.device.type != "cpu":
+            torch.get_device_module(data.device).synchronize(data.device)
+    except RuntimeError as error:
+        raise WeightTransferError(f"broadcast of {data.numel()} bytes: {error}") from error

@@ -1,0 +1,72 @@
+"""Process groups between processes that share no other one: the trainer's rank 0 and the workers of engines."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from agentrl.record import WeightTransferError
+from agentrl.record.protocols import WeightGroup
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, TCPStore
+
+
+def open_store(host: str, world_size: int, timeout: float) -> TCPStore:
+    """Serves the store of a new group, on a free port of all interfaces; `host` is how the others reach it."""
+    from torch.distributed import TCPStore
+
+    return TCPStore(
+        host, 0, world_size, is_master=True, timeout=timedelta(seconds=timeout), wait_for_workers=False
+    )  # `port` says which one it is
+
+
+def join_group(group: WeightGroup, rank: int, store: TCPStore | None = None) -> ProcessGroup:
+    """Enters a group; returns when all its members have.
+
+    `torch.distributed` has no public way to a group outside its default one, which belongs to trainer or engine alone;
+    this is the one that vLLM, SGLang and the trainers of the field use. The backend is one argument, whichever device
+    it is for.
+
+    Args:
+        store: of the one who serves it.
+
+    Raises:
+        WeightTransferError: the others were not in time, or torch has no such backend.
+    """
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    timeout = timedelta(seconds=group.timeout)
+    host, _, port = group.address.rpartition(":")
+    try:
+        if store is None:
+            store = dist.TCPStore(
+                host, int(port), group.world_size, is_master=False, timeout=timeout, wait_for_workers=False
+            )
+        made, _ = c10d._new_process_group_helper(
+            group.world_size,
+            rank,
+            [],
+            c10d.Backend(group.backend),
+            dist.PrefixStore(group.name, store),
+            group_name=c10d.GroupName(group.name),
+            timeout=timeout,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise WeightTransferError(
+            f"rank {rank} of {group.world_size} can't join the weight group at {group.address} over {group.backend}: "
+            f"{error}"
+        ) from error
+    # As `new_group` does: without it, calls by global rank (`broadcast(src=0)`) would not know the members.
+    c10d._world.pg_group_ranks[made] = {member: member for member in range(group.world_size)}
+    return made
+
+
+def leave_group(group: ProcessGroup) -> None:
+    """Ends a member's part, whatever the others do: what still waits in it fails."""
+    from torch.distributed import distributed_c10d as c10d
+
+    group.abort()
+    for table in (c10d._world.pg_group_ranks, c10d._world.pg_map, c10d._world.pg_names):
+        table.pop(group, None)
