@@ -10,8 +10,8 @@ from agentrl.config.schema import ModelConfig
 from agentrl.session import ChatFormat
 from agentrl.tiny import tiny_model_path
 
-collect_ignore = [] if find_spec("verl") else ["parity"]
-"""`make parity` runs those tests where verl is installed."""
+collect_ignore = [folder for folder, package in (("parity", "verl"), ("vllm", "vllm")) if not find_spec(package)]
+"""`make parity` and `make test-vllm` run those tests where verl and vLLM are installed."""
 
 
 @pytest.fixture(scope="session")

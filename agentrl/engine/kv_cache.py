@@ -14,10 +14,14 @@ FREE_SHARE = 0.4
 
 def affordable_tokens(config: Any, dtype: torch.dtype, free: int) -> int:
     """Tokens whose keys and values fit into `FREE_SHARE` of so many free bytes, for a model of that config."""
+    return int(FREE_SHARE * free) // token_bytes(config, dtype)
+
+
+def token_bytes(config: Any, dtype: torch.dtype) -> int:
+    """Bytes of one token's keys and values in all layers."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    nbytes = 2 * config.num_hidden_layers * heads * head_dim * dtype.itemsize
-    return int(FREE_SHARE * free) // nbytes
+    return 2 * config.num_hidden_layers * heads * head_dim * dtype.itemsize
 
 
 class KVCache:

@@ -18,6 +18,7 @@ from agentrl.engine.attention import ENGINE_ATTENTION
 from agentrl.engine.batch import ContinuousBatch
 from agentrl.engine.fast_modules import FastModules
 from agentrl.engine.kv_cache import FREE_SHARE, affordable_tokens
+from agentrl.engine.request_checks import check_request
 from agentrl.engine.sequence import Sequence
 from agentrl.engine.stop_text import Decode, StopText
 from agentrl.record import EngineDied, EngineError
@@ -217,31 +218,11 @@ class TorchEngine:
         await asyncio.to_thread(self._thread.join, 5.0)
 
     def _check(self, request: GenerateRequest) -> None:
-        """Refuses what can't be served: a bad request must not reach the others' batch."""
-        ids = request.token_ids
-        if request.min_version > self._version:
-            raise EngineError(f"asked for version {request.min_version}, but the engine is at {self._version}")
-        if len(ids) + request.max_tokens > self.max_model_len or not len(ids):
-            raise EngineError(
-                f"prompt of {len(ids)} and max_tokens {request.max_tokens} do not fit into "
-                f"rollout.max_model_len {self.max_model_len}"
-            )
-        if request.max_tokens < 1:
-            raise EngineError(f"max_tokens is {request.max_tokens}: ask for at least one token")
-        if not 0 <= int(ids.min()) <= int(ids.max()) < self._vocabulary:
-            raise EngineError(
-                f"the prompt holds token ids from {ids.min()} to {ids.max()}, the model has {self._vocabulary} tokens"
-            )
-        if not 0 <= request.temperature < float("inf"):
-            raise EngineError(f"temperature is {request.temperature}: use 0 (greedy) or a positive number")
-        if not 0 < request.top_p <= 1:
-            raise EngineError(f"top_p is {request.top_p}: use a number above 0 and up to 1 (all tokens)")
-        if request.top_k != -1 and request.top_k < 1:
-            raise EngineError(f"val.top_k is {request.top_k}: use a positive number, or -1 (all tokens)")
+        check_request(
+            request, version=self._version, max_model_len=self.max_model_len, vocabulary=self._vocabulary
+        )
         if request.stop and self._decode is None:
             raise EngineError(f"the engine has no tokenizer to find the stop texts {request.stop} with")
-        if not all(request.stop):
-            raise EngineError("one of the stop texts is empty: every turn would end at once")
 
     def _submit(self, command: Callable[[], None], caller: asyncio.Future[Any] | None = None) -> None:
         """Hands a command to the computing thread; `caller` fails if that thread ends before it is settled."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.record import EngineError, PeerLost, RolloutEnded, WeightTransferError
+from agentrl.record.protocols import WeightGroup
 from agentrl.rollout.publish import PublishCoordinator
 from agentrl.rollout.router import Router
 from agentrl.rollout.signal import Signal
@@ -83,9 +84,48 @@ async def test_without_any_engine_left_the_publication_fails(step: str) -> None:
     only = engine()
     only.failures[step] = WeightTransferError("wrong checksum")
     router = Router({"only": only}, Signal())
-    with pytest.raises(EngineError, match="no engine accepted the weight update: wrong checksum"):
-        await update(PublishCoordinator(router), 1)
-    assert not router.alive
+    coordinator = PublishCoordinator(router)
+    for attempt in range(3):
+        assert router.alive and len(router.joining) == (attempt > 0)
+        with pytest.raises(EngineError, match="no engine accepted the weight update: wrong checksum"):
+            await update(coordinator, 1)
+    assert not router.alive, "an engine that fails again and again is given up"
+
+
+@pytest.mark.parametrize("step", STEPS)
+@asynchronous
+async def test_an_engine_that_failed_once_is_back_with_the_next_whole_update(step: str) -> None:
+    bad, good = engine(), engine()
+    bad.failures[step] = WeightTransferError("wrong checksum")
+    router = Router({"bad": bad, "good": good}, Signal())
+    coordinator = PublishCoordinator(router)
+    assert await update(coordinator, 1) == 1
+    assert [replica.engine for replica in router.joining] == [bad]
+    bad.failures.clear()
+    await coordinator.begin(joining_only=True)
+    await coordinator.bucket(BUCKET)
+    assert (await coordinator.finish(1)).engines == 1
+    assert len(router.serving) == 2 and bad.version == 1
+    for version in range(2, 8):  # failures count in a row, not in all
+        bad.failures = {step: WeightTransferError("wrong checksum")} if version % 2 else {}
+        await update(coordinator, version)
+    assert router.alive and len(router.serving) + len(router.joining) == 2
+
+
+@asynchronous
+async def test_the_receivers_are_named_anew_after_a_restart_and_ranks_follow_each_other() -> None:
+    engines = {"one": engine(), "two": engine(), "three": engine()}
+    engines["one"].workers, engines["two"].workers = 2, 4
+    router = Router(engines, Signal())
+    coordinator = PublishCoordinator(router)
+    receivers = await coordinator.begin()
+    assert receivers.workers == (2, 4, 1)
+    await coordinator.join_weight_group(WeightGroup("group", "host:1", "gloo", 8, 1, 5.0))
+    assert [subject.group.rank for subject in engines.values() if subject.group] == [1, 3, 7]
+    router.ended("two", restarting=True)
+    router.started(router.replaced("two"))
+    again = await coordinator.begin()
+    assert again.names[1] != receivers.names[1] and again.names[0] == receivers.names[0]
 
 
 @asynchronous
@@ -100,19 +140,26 @@ async def test_the_run_goes_on_when_one_of_two_engines_fails_its_update(
         assert bad.running == good.running == 4
         bad.failures["finish_weight_update"] = WeightTransferError("wrong checksum")
         await publish(worker, 1)
-        await until(lambda: bad.running == 0)
-        good.before_token = None
-        good.let_go()
+        assert (await worker.status()).engines == 1
+        bad.failures.clear()
+        await asyncio.wait_for(worker.weights_wanted(), 1)
+        await worker.begin_publish(True)
+        await worker.publish_bucket(BUCKET)
+        await worker.finish_publish(1)
+        for subject in (bad, good):
+            subject.before_token = None
+            subject.let_go()
         assert len(await train(worker, 1)) == 2
         status = await worker.status()
-        assert (status.engines, status.version) == (1, 2)
+        assert (status.engines, status.version) == (2, 2)
+        assert len(bad.requests) >= 4 and bad.version == 2, "what it held waited for its weights and went on"
         while True:
             try:
                 await train(worker, (await worker.status()).version)
             except RolloutEnded:
                 break
         fates = (await worker.status()).fates
-    assert fates == {"trained": 12}, "what the bad engine held was answered by the good one"
+    assert fates == {"trained": 12}
 
 
 @asynchronous
@@ -156,9 +203,10 @@ async def test_a_publication_that_no_engine_accepts_fails_and_ends_the_run(
     async with running(worker) as run:
         await until(lambda: bool(only.held))
         only.failures["update_weights"] = WeightTransferError("wrong checksum")
-        await worker.begin_publish()
-        with pytest.raises(EngineError, match="no engine accepted"):
-            await worker.publish_bucket(BUCKET)
+        for _ in range(3):
+            await worker.begin_publish()
+            with pytest.raises(EngineError, match="no engine accepted"):
+                await worker.publish_bucket(BUCKET)
         with pytest.raises(EngineError):
             await run
         assert (await worker.status()).version == 0

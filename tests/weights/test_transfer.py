@@ -188,7 +188,7 @@ def test_missing_shared_memory_is_a_transfer_error(tmp_path: Path) -> None:
         async def deliver(bucket: Bucket) -> None:
             receiver.receive(replace(bucket, segment=str(tmp_path / "elsewhere")))
 
-        with pytest.raises(WeightTransferError, match=r"no shared memory at .*elsewhere"):
+        with pytest.raises(WeightTransferError, match=r"no shared memory or file at .*elsewhere"):
             await ShmSender(tmp_path, 128).send(TENSORS, deliver)
 
     asyncio.run(play())
