@@ -90,10 +90,10 @@ def check_ascend_versions(installed: Mapping[str, str]) -> list[Problem]:
             Problem("no installed CANN is found: source its set_env.sh, which sets ASCEND_HOME_PATH", fatal=False)
         )
     if "vllm" in versions and "vllm-ascend" not in versions:
-        fitting = _nearest(versions).vllm_ascend or COMBINATIONS[0].vllm_ascend
+        vllm = versions["vllm"]
         problems.append(
             Problem(
-                f"vllm {versions['vllm']} is installed without its plugin for NPUs: install vllm-ascend=={fitting}",
+                f"vllm {vllm} is installed without its plugin for NPUs: install vllm-ascend=={_minor(vllm)}.*",
                 fatal=False,
             )
         )
@@ -187,14 +187,13 @@ def _read(file: Path) -> str:
 def _nearest(versions: Mapping[str, str]) -> Combination:
     """The known combination that shares most with these versions, what matters most first; else the first of all."""
 
-    def shared(row: Combination) -> tuple[bool, ...]:
+    def shared(row: Combination) -> tuple[int, ...]:
         known = row.installed()
         pairs = [(known.get(name, ""), versions.get(name, "")) for name in ("vllm-ascend", "torch", "vllm")]
-        exact = [known.get(name) == text for name, text in versions.items()]
         return (
             *(_minor(ours) == _minor(theirs) for ours, theirs in pairs),
             pairs[0][0] == pairs[0][1],
-            *sorted(exact, reverse=True),
+            sum(known.get(name) == text for name, text in versions.items()),
         )
 
     return max(COMBINATIONS, key=shared)

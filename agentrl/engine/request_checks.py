@@ -19,7 +19,9 @@ def check_request(request: GenerateRequest, *, version: int, max_model_len: int,
     if request.max_tokens < 1:
         raise EngineError(f"max_tokens is {request.max_tokens}: ask for at least one token")
     if not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
-        raise EngineError(f"the prompt holds token ids from {ids.min()} to {ids.max()}, the model has {vocabulary} tokens")
+        raise EngineError(
+            f"the prompt holds token ids from {ids.min()} to {ids.max()}, the model has {vocabulary} tokens"
+        )
     if not 0 <= request.temperature < float("inf"):
         raise EngineError(f"temperature is {request.temperature}: use 0 (greedy) or a positive number")
     if not 0 < request.top_p <= 1:

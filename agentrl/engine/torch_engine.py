@@ -218,9 +218,7 @@ class TorchEngine:
         await asyncio.to_thread(self._thread.join, 5.0)
 
     def _check(self, request: GenerateRequest) -> None:
-        check_request(
-            request, version=self._version, max_model_len=self.max_model_len, vocabulary=self._vocabulary
-        )
+        check_request(request, version=self._version, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
         if request.stop and self._decode is None:
             raise EngineError(f"the engine has no tokenizer to find the stop texts {request.stop} with")
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from agentrl.config import RunConfig
 from agentrl.device import get_device
 from agentrl.engine.kv_cache import affordable_tokens, token_bytes
 from agentrl.engine.request_checks import check_request
+from agentrl.engine.vllm_messages import abandon, all_sent, pack_bucket, pack_group
 from agentrl.engine.vllm_plugin import WEIGHT_TRANSFER
 from agentrl.record import EngineDied, EngineError, WeightTransferError
 from agentrl.record.protocols import (
@@ -32,7 +34,9 @@ from agentrl.record.protocols import (
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+_WORKER_ERROR = re.compile(r"Worker failed with error '(.*)', please check the stack trace", re.DOTALL)
 _HEALTH_SECONDS = 1.0
+_BATCH_TOKENS = 8192
 _BLOCK_TOKENS = 128
 """Tokens of a block of vLLM's cache on CPU, the largest of its defaults: caches are rounded up to it."""
 
@@ -75,16 +79,14 @@ class VllmEngine:
         self._asleep = self._updating = False
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        check_request(
-            request, version=self._version, max_model_len=self._max_model_len, vocabulary=self._vocabulary
-        )
+        check_request(request, version=self._version, max_model_len=self._max_model_len, vocabulary=self._vocabulary)
         parameters = sampling_parameters(request)
         output: Any = None
         self._count(1)
         try:
             prompt = {"prompt_token_ids": request.token_ids.tolist()}
-            async for output in self._llm.generate(prompt, parameters, request.request_id):
-                pass
+            async for last in self._llm.generate(prompt, parameters, request.request_id):
+                output = last
         except ValueError as error:
             raise EngineError(f"vLLM refuses request {request.request_id}: {error}") from error
         except Exception as error:
@@ -127,28 +129,26 @@ class VllmEngine:
     async def join_weight_group(self, group: WeightGroup) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        from agentrl.engine.vllm_weights import pack_group
-
         await self._transfer(self._llm.init_weight_transfer_engine(WeightTransferInitRequest(pack_group(group))))
 
     async def start_weight_update(self) -> None:
         if self._paused_since is None:
             raise EngineError("pause the engine before a weight update")
+        if self._updating:
+            with contextlib.suppress(WeightTransferError):
+                await self._transfer(self._update(abandon()))
         self._updating = True
         await self._transfer(self._llm.start_weight_update())
 
     async def update_weights(self, bucket: Bucket) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
-        from agentrl.engine.vllm_weights import pack_bucket
-
         if not self._updating:
             raise EngineError("call start_weight_update before sending weights")
-        await self._transfer(self._llm.update_weights(WeightTransferUpdateRequest(pack_bucket(bucket))))
+        await self._transfer(self._update(pack_bucket(bucket)))
 
     async def finish_weight_update(self, version: int) -> None:
         if not self._updating:
             raise EngineError("call start_weight_update before sending weights")
+        await self._transfer(self._update(all_sent()))
         await self._transfer(self._llm.finish_weight_update(str(version)))
         if not self._keeps_cache:
             await self._ask(self._llm.reset_prefix_cache(reset_running_requests=True))
@@ -199,6 +199,11 @@ class VllmEngine:
             self._busy += now - self._busy_since
         self._busy_since = now if busy else None
 
+    async def _update(self, step: dict[str, Any]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._llm.update_weights(WeightTransferUpdateRequest(step))
+
     async def _transfer(self, call: Awaitable[T]) -> T:
         """A step of an update; what a worker says of it is a typed error."""
         try:
@@ -222,7 +227,8 @@ class VllmEngine:
             return error
         if isinstance(error, EngineDeadError) or self._llm.errored:
             return EngineDied(f"vLLM has failed: {error}")
-        return EngineError(f"vLLM: {type(error).__name__}: {error}")
+        worker = _WORKER_ERROR.search(str(error))
+        return EngineError(f"vLLM: {worker[1] if worker else f'{type(error).__name__}: {error}'}")
 
 
 def sampling_parameters(request: GenerateRequest) -> Any:
@@ -295,7 +301,9 @@ async def start_vllm_engine(config: RunConfig, model_path: str, index: int) -> V
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.metrics.loggers import StatLoggerBase
     except ImportError as error:
-        raise EngineError(f"rollout.engine = vllm, but vLLM can't be imported ({error}): see docs/engines.md") from error
+        raise EngineError(
+            f"rollout.engine = vllm, but vLLM can't be imported ({error}): see docs/engines.md"
+        ) from error
 
     counters = _Counters()
 
@@ -329,6 +337,10 @@ async def start_vllm_engine(config: RunConfig, model_path: str, index: int) -> V
     }
     if device.type == "cpu":
         own["enforce_eager"] = True
+        # In a step that computes part of a prompt, vLLM takes back a request's random number, which the generators of a
+        # CPU can't: it would fail. So prompts are computed whole.
+        own["enable_chunked_prefill"] = False
+        own["max_num_batched_tokens"] = max(rollout.max_model_len, _BATCH_TOKENS)
     if rollout.kv_cache_tokens is not None or device.type == "cpu":
         own["kv_cache_memory_bytes"] = await asyncio.to_thread(_kv_cache_bytes, config, model_path)
     try:

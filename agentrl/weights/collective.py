@@ -14,7 +14,7 @@ import torch
 from agentrl.record import WeightTransferError
 from agentrl.record.protocols import Bucket, WeightGroup, WeightReceivers
 from agentrl.weights.bucket import BucketLayout, Pieces, bucket_nbytes, checksum, fill
-from agentrl.weights.process_group import join_group, leave_group, open_store
+from agentrl.weights.process_group import broadcast, join_group, leave_group, open_store
 from agentrl.weights.sender import Deliver, Join, WeightSender
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ class CollectiveSender(WeightSender):
     """Broadcasts buckets over a process group; what is in them goes ahead as a message.
 
     The group is made anew when its members are others than last time, or when a transfer failed. A member that fails
-    takes the group with it: the transfer fails for all of them, at once where the backend notices, else after `timeout`.
+    takes the group with it: the transfer fails for all of them, at once where the backend notices, else after
+    `timeout`.
 
     Args:
         backend: gloo, nccl or hccl.
@@ -90,9 +91,7 @@ class CollectiveSender(WeightSender):
     def _fill(self, place: int, index: int, pieces: Pieces) -> Bucket:
         nbytes = bucket_nbytes(pieces)
         fill(self._buffers[place], pieces)
-        return Bucket(
-            index, "", nbytes, checksum(self._buffers[place][:nbytes]), tuple(piece for piece, _ in pieces)
-        )
+        return Bucket(index, "", nbytes, checksum(self._buffers[place][:nbytes]), tuple(piece for piece, _ in pieces))
 
     async def _hand_over(self, place: int, bucket: Bucket, deliver: Deliver) -> None:
         group = self._group
@@ -101,19 +100,3 @@ class CollectiveSender(WeightSender):
             self._thread, broadcast, group, self._buffers[place][: bucket.nbytes]
         )
         await asyncio.gather(deliver(bucket), sending)
-
-
-def broadcast(group: ProcessGroup, data: torch.Tensor) -> None:
-    """From rank 0 to the others; returns when `data` may be used.
-
-    Raises:
-        WeightTransferError: a member is gone, or was not in time.
-    """
-    import torch.distributed as dist
-
-    try:
-        dist.broadcast(data, src=0, group=group)
-        if data.device.type != "cpu":
-            torch.get_device_module(data.device).synchronize(data.device)
-    except RuntimeError as error:
-        raise WeightTransferError(f"broadcast of {data.numel()} bytes: {error}") from error

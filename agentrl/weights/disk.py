@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -41,7 +42,7 @@ class DiskSender(WeightSender):
         try:
             await deliver(bucket)
         finally:
-            Path(bucket.segment).unlink(missing_ok=True)
+            await asyncio.to_thread(Path(bucket.segment).unlink, missing_ok=True)
 
 
 def write_atomically(path: Path, tensors: dict[str, torch.Tensor]) -> None:

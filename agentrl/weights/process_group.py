@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import torch
+
 from agentrl.record import WeightTransferError
 from agentrl.record.protocols import WeightGroup
 
@@ -53,7 +55,7 @@ def join_group(group: WeightGroup, rank: int, store: TCPStore | None = None) -> 
             group_name=c10d.GroupName(group.name),
             timeout=timeout,
         )
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, AssertionError) as error:  # the last one: a backend that torch does not know
         raise WeightTransferError(
             f"rank {rank} of {group.world_size} can't join the weight group at {group.address} over {group.backend}: "
             f"{error}"
@@ -63,10 +65,30 @@ def join_group(group: WeightGroup, rank: int, store: TCPStore | None = None) -> 
     return made
 
 
+def broadcast(group: ProcessGroup, data: torch.Tensor) -> None:
+    """From rank 0 to the others; returns when `data` may be used.
+
+    Raises:
+        WeightTransferError: a member is gone, or was not in time.
+    """
+    import torch.distributed as dist
+
+    try:
+        dist.broadcast(data, src=0, group=group)
+        if data.device.type != "cpu":
+            torch.get_device_module(data.device).synchronize(data.device)
+    except RuntimeError as error:
+        raise WeightTransferError(f"broadcast of {data.numel()} bytes: {error}") from error
+
+
 def leave_group(group: ProcessGroup) -> None:
     """Ends a member's part, whatever the others do: what still waits in it fails."""
     from torch.distributed import distributed_c10d as c10d
 
-    group.abort()
+    hccl = None if group._device_types[0].type != "npu" else group._get_backend(torch.device("npu"))
+    if hccl is not None and hasattr(hccl, "abort_hccl_comm"):
+        hccl.abort_hccl_comm("weight transfer")  # torch_npu does not override torch's `abort`, which does nothing
+    else:
+        group.abort()
     for table in (c10d._world.pg_group_ranks, c10d._world.pg_map, c10d._world.pg_names):
         table.pop(group, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
@@ -112,10 +112,8 @@ class ParameterReceiver(BucketReceiver):
 
     def _target(self, piece: TensorSlice) -> torch.Tensor:
         parameter = self._parameters.get(piece.name)
-        if parameter is None:
-            raise WeightTransferError(f"the model has no tensor {piece.name!r}")
-        if tuple(parameter.shape) != tuple(piece.shape):
-            raise WeightTransferError(f"{piece.name}: sent shape {piece.shape}, the model has {tuple(parameter.shape)}")
+        _check_shape(piece, None if parameter is None else tuple(parameter.shape))
+        assert parameter is not None
         dtype = getattr(torch, piece.dtype)
         if parameter.dtype == dtype and parameter.is_contiguous():
             return parameter
@@ -134,6 +132,7 @@ class LoadingReceiver(BucketReceiver):
 
     Args:
         load: takes tensors by name; they are its own to keep.
+        expected: shapes of what an update has to bring, by name; None lets `load` judge what comes.
         device: where they are assembled.
     """
 
@@ -141,11 +140,12 @@ class LoadingReceiver(BucketReceiver):
         self,
         load: Callable[[list[tuple[str, torch.Tensor]]], None],
         source: BucketSource | None = None,
-        expected: Iterable[str] = (),
+        expected: Mapping[str, tuple[int, ...]] | None = None,
         *,
         device: torch.device | None = None,
     ) -> None:
-        super().__init__(source, expected)
+        super().__init__(source, expected or ())
+        self._shapes = dict(expected or {})
         self._load = load
         self._device = device
         self._parts: dict[str, torch.Tensor] = {}
@@ -162,6 +162,8 @@ class LoadingReceiver(BucketReceiver):
             self._load(whole)
 
     def _target(self, piece: TensorSlice) -> torch.Tensor:
+        if self._shapes:
+            _check_shape(piece, self._shapes.get(piece.name))
         part = self._parts.get(piece.name)
         if part is None:
             dtype = getattr(torch, piece.dtype)
@@ -170,3 +172,10 @@ class LoadingReceiver(BucketReceiver):
 
     def _complete(self, name: str) -> None:
         self._whole.append((name, self._parts.pop(name)))
+
+
+def _check_shape(piece: TensorSlice, shape: tuple[int, ...] | None) -> None:
+    if shape is None:
+        raise WeightTransferError(f"the model has no tensor {piece.name!r}")
+    if shape != tuple(piece.shape):
+        raise WeightTransferError(f"{piece.name}: sent shape {piece.shape}, the model has {shape}")

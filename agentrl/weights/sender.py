@@ -36,6 +36,7 @@ class WeightSender(ABC):
         Raises:
             WeightTransferError: they can't be reached.
         """
+        return  # whoever finds a bucket by its name needs no preparation
 
     async def send(self, tensors: Iterable[tuple[str, torch.Tensor]], deliver: Deliver) -> int:
         """Sends `tensors` and returns the number of bytes.
@@ -68,6 +69,7 @@ class WeightSender(ABC):
 
     def close(self) -> None:
         """Gives back what the transfers held."""
+        return
 
     @abstractmethod
     def _fill(self, place: int, index: int, pieces: Pieces) -> Bucket:

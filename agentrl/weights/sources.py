@@ -8,8 +8,7 @@ import torch
 
 from agentrl.record import WeightTransferError
 from agentrl.record.protocols import Bucket, WeightGroup
-from agentrl.weights.collective import broadcast
-from agentrl.weights.process_group import join_group, leave_group
+from agentrl.weights.process_group import broadcast, join_group, leave_group
 from agentrl.weights.segment import Segment
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class BucketSource:
             except (OSError, ValueError) as error:
                 raise WeightTransferError(
                     f"bucket {bucket.index}: no shared memory or file at {bucket.segment}: {error}. An engine on "
-                    "another machine needs weights.transport = collective, or disk with a weights.directory that it sees"
+                    "another machine needs weights.transport = collective, or disk with a weights.directory it sees"
                 ) from error
             while len(self._segments) >= _SEGMENTS:
                 del self._segments[next(iter(self._segments))]

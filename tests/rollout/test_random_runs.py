@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from agentrl import AgentLoop, EnvError, Policy, Task
 from agentrl.config import RunConfig
 from agentrl.record import Batch, EngineError
-from agentrl.record.protocols import Bucket, EngineStats, GenerateRequest, GenerateResult
+from agentrl.record.protocols import Bucket, EngineStats, GenerateRequest, GenerateResult, PauseMode
 from agentrl.rollout import RolloutWorker
 from agentrl.session import ChatFormat
 from agentrl.trainer.loop import TrainLoop

@@ -62,6 +62,6 @@ def register_hccl() -> None:
     import torch.distributed as dist
 
     def make(options: Any, _: Any) -> Any:
-        return dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)  # pyright: ignore[reportCallIssue]
+        return dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
 
     dist.Backend.register_backend("hccl", make, extended_api=True, devices=["cpu"])

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentrl.record import Branch, EngineError, PeerLost
-from agentrl.record.protocols import Bucket, EngineStats, FinishReason, GenerateRequest, GenerateResult, PauseMode, WeightGroup
+from agentrl.record.protocols import (
+    Bucket,
+    EngineStats,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    PauseMode,
+    WeightGroup,
+)
 from agentrl.session import ChatFormat
 
 

@@ -164,9 +164,7 @@ def test_the_other_transports_bring_the_same_weights(
         if transport == "disk":
             sender: Any = DiskSender(tmp_path, 200_000)
         else:
-            sender = CollectiveSender(
-                200_000, backend="gloo", device=torch.device("cpu"), host="127.0.0.1", timeout=30
-            )
+            sender = CollectiveSender(200_000, backend="gloo", device=torch.device("cpu"), host="127.0.0.1", timeout=30)
             await sender.connect(WeightReceivers(("engine-0#0",), (1,)), engine.join_weight_group)
         await publish(engine, weights[3])
         by_shm = await engine.weight_checksums()
