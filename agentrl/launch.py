@@ -74,7 +74,7 @@ def prepare(
         raise PluginError(f"trainer.output_dir: no run directory can be made there: {error}") from error
     (run_dir / "config.yaml").write_text(dump_yaml(config))
     update = update_path(config) if "train" in splits else None
-    write_environment(run_dir, [device.type], plugin_folders=folders, update=update)
+    write_environment(run_dir, device.names(), plugin_folders=folders, update=update)
     return Launch(config, run_dir, model_path, folders)
 
 

@@ -90,6 +90,7 @@ def _rollout(config: RunConfig) -> Iterator[Problem]:
             "set rollout.max_attempts to 2 or more, or async_training.on_stale to drop",
             others=("async_training.on_stale",),
         )
+    yield from _engines(config)
     yield from _lengths(config)
     if rollout.kv_cache_tokens is not None and rollout.kv_cache_tokens < rollout.max_model_len:
         yield Problem(
@@ -99,6 +100,27 @@ def _rollout(config: RunConfig) -> Iterator[Problem]:
             f"set rollout.kv_cache_tokens to {rollout.max_model_len} or more, or remove it",
             others=("rollout.max_model_len",),
         )
+
+
+def _engines(config: RunConfig) -> Iterator[Problem]:
+    rollout = config.rollout
+    if rollout.n_gpus_per_node % rollout.tensor_parallel_size:
+        yield Problem(
+            "rollout.n_gpus_per_node",
+            f"is {rollout.n_gpus_per_node}, no multiple of rollout.tensor_parallel_size = "
+            f"{rollout.tensor_parallel_size}: an engine would lack devices",
+            f"set rollout.n_gpus_per_node to {rollout.tensor_parallel_size}, or rollout.tensor_parallel_size to 1",
+            others=("rollout.tensor_parallel_size",),
+        )
+    if rollout.engine != "torch":
+        for name in rollout.engine_args.keys() & names.ENGINE_ARGUMENTS[rollout.engine].keys():
+            own = names.ENGINE_ARGUMENTS[rollout.engine][name]
+            yield Problem(
+                f"rollout.engine_args.{name}",
+                f"is what {own} says",
+                f"remove it, and set {own}" if "." in own else "remove it",
+                others=("rollout.engine",),
+            )
 
 
 def _lengths(config: RunConfig) -> Iterator[Problem]:

@@ -27,7 +27,7 @@ def given(config: RunConfig, key: str) -> bool:
 def ignored_keys(config: RunConfig) -> list[Problem]:
     """The keys without effect under this configuration, given or not, each with the reason and the remedy."""
     rules = (
-        *(_single, _tasks, _environments, _sampling, _endings, _validation),
+        *(_single, _tasks, _environments, _sampling, _endings, _validation, _engines, _transport),
         *(_advantages, _kl, _models, _correction, _update, _loss),
     )
     return [problem for rule in rules for problem in rule(config)]
@@ -157,6 +157,42 @@ def _no_held_out_tasks(key: str, source: str) -> Problem:
         f"set {source}, or remove {key}",
         others=(source,),
     )
+
+
+def _engines(config: RunConfig) -> Iterator[Problem]:
+    rollout = config.rollout
+    if rollout.engine == "torch":
+        for key in ("engine_urls", "engine_args", "tensor_parallel_size"):
+            yield Problem(
+                f"rollout.{key}",
+                "has no effect with rollout.engine = torch, whose engines are processes of the run with one device each",
+                f"remove it, or set rollout.engine to vllm or sglang (to clear what a file says: "
+                f"rollout.{key}={_CLEARED[key]})",
+                others=("rollout.engine",),
+            )
+    elif rollout.engine_urls:
+        keys = ("n_gpus_per_node", "tensor_parallel_size", "engine_args", "kv_cache_tokens", "threads")
+        for key in keys:
+            yield Problem(
+                f"rollout.{key}",
+                "has no effect with rollout.engine_urls: those servers are started elsewhere",
+                "remove it and give it to the server, or remove rollout.engine_urls",
+                others=("rollout.engine_urls",),
+            )
+
+
+_CLEARED = {"engine_urls": "[]", "engine_args": "{}", "tensor_parallel_size": "1"}
+
+
+def _transport(config: RunConfig) -> Iterator[Problem]:
+    for key, transport in (("directory", "disk"), ("host", "collective")):
+        if config.weight_transport != transport:
+            yield Problem(
+                f"weights.{key}",
+                f"has no effect with weights.transport = {config.weight_transport}",
+                f"set weights.transport to {transport}, or remove it",
+                others=("weights.transport",),
+            )
 
 
 def _advantages(config: RunConfig) -> Iterator[Problem]:

@@ -100,3 +100,29 @@ ESTIMATOR_CONSTANTS = {
 
 KL_ESTIMATES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 """Values of `actor.kl_loss_type`, which may end with a `+`."""
+
+ENGINE_ARGUMENTS = {
+    "vllm": {
+        "model": "model.path",
+        "dtype": "model.dtype",
+        "max_model_len": "rollout.max_model_len",
+        "max_num_seqs": "rollout.max_batch_size",
+        "kv_cache_memory_bytes": "rollout.kv_cache_tokens",
+        "tensor_parallel_size": "rollout.tensor_parallel_size",
+        "seed": "data.seed",
+        "weight_transfer_config": "weights.transport",
+        "logprobs_mode": "agentrl's own need: log-probs of the distribution sampled from",
+        "generation_config": "agentrl's own need: sampling as the config says",
+        "disable_log_stats": "agentrl's own need: its counters",
+    },
+    "sglang": {
+        "model_path": "model.path",
+        "dtype": "model.dtype",
+        "context_length": "rollout.max_model_len",
+        "max_running_requests": "rollout.max_batch_size",
+        "max_total_tokens": "rollout.kv_cache_tokens",
+        "tp_size": "rollout.tensor_parallel_size",
+        "random_seed": "data.seed",
+    },
+}
+"""Arguments of an engine that agentrl gives itself, by engine, and what says them."""
