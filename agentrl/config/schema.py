@@ -218,6 +218,8 @@ class AsyncTrainingConfig(Section):
 class WeightsConfig(Section):
     """The way of new weights from the trainer to the engines."""
 
+    bucket_mb: int = Field(default=16, ge=1)
+    """Size of a transfer bucket in MiB. Two are on their way at a time."""
     transport: Literal["auto", "shm", "collective", "disk"] = "auto"
     """How they travel. `shm`: shared memory, to engines on the same machine. `collective`: broadcast from the trainer's
     rank 0 to all engines, by gloo, nccl or hccl. `disk`: files in `weights.directory`. `auto`: shm for torch and vLLM
@@ -230,8 +232,6 @@ class WeightsConfig(Section):
     `rollout.engine_urls` this machine's name."""
     timeout: float = Field(default=120.0, gt=0)
     """Seconds an engine may take for one step of an update; one that takes longer leaves service."""
-    bucket_mb: int = Field(default=16, ge=1)
-    """Size of a transfer bucket in MiB. Two are on their way at a time."""
 
 
 class TrainerConfig(Section):

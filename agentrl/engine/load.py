@@ -54,7 +54,7 @@ async def load_engine(config: RunConfig, model_path: str, index: int) -> Running
             from agentrl.engine.vllm_server import connect_vllm_server
 
             return await connect_vllm_server(config, rollout.engine_urls[index])
-        from agentrl.engine.vllm_engine import start_vllm_engine
+        from agentrl.engine.vllm_local import start_vllm_engine
 
         return await start_vllm_engine(config, model_path, index)
     from agentrl.engine.sglang_engine import start_sglang_engine

@@ -1,0 +1,240 @@
+"""vLLM's AsyncLLM in this process, its core and workers in processes below it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import Awaitable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from agentrl.ascend import ENGINE_ENVIRONMENT
+from agentrl.config import RunConfig
+from agentrl.device import Device, get_device
+from agentrl.engine.kv_cache import affordable_tokens, token_bytes
+from agentrl.engine.vllm_engine import VllmAnswer, VllmCounters, VllmEngine, sampling_parameters
+from agentrl.engine.vllm_plugin import WEIGHT_TRANSFER
+from agentrl.record import EngineDied, EngineError
+from agentrl.record.protocols import GenerateRequest, PauseMode
+
+T = TypeVar("T")
+
+_WORKER_ERROR = re.compile(r"Worker failed with error '(.*)', please check the stack trace", re.DOTALL)
+_BATCH_TOKENS = 8192
+_BLOCK_TOKENS = 128
+"""Tokens of a block of vLLM's cache on CPU, the largest of its defaults: caches are rounded up to it."""
+
+
+class LocalVllm:
+    """Implements `vllm_engine.VllmClient` on a running `AsyncLLM`."""
+
+    def __init__(self, llm: Any, counters: VllmCounters) -> None:
+        self._llm = llm
+        self._counters = counters
+
+    async def generate(self, request: GenerateRequest) -> VllmAnswer:
+        return await self._ask(self._generate(request))
+
+    async def _generate(self, request: GenerateRequest) -> VllmAnswer:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        parameters = SamplingParams(
+            **sampling_parameters(request), flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        prompt = {"prompt_token_ids": request.token_ids.tolist()}
+        output: Any = None
+        async for last in self._llm.generate(prompt, parameters, request.request_id):
+            output = last
+        if output is None:
+            raise EngineError(f"vLLM ended request {request.request_id} without an answer")
+        (sampled,) = output.outputs
+        logprobs: Any = ()
+        if sampled.token_ids and sampled.logprobs is not None:
+            # The sampled token comes first at every position.
+            logprobs = np.asarray(sampled.logprobs.logprobs)[np.asarray(sampled.logprobs.start_indices)]
+        spans = [(span.start, span.end, span.version) for span in sampled.weight_versions or ()]
+        return VllmAnswer(sampled.token_ids, logprobs, spans, sampled.finish_reason)
+
+    async def abort(self, request_ids: list[str]) -> None:
+        await self._ask(self._llm.abort(request_ids))
+
+    async def pause(self, mode: PauseMode, clear_cache: bool) -> None:
+        await self._ask(self._llm.pause_generation(mode=mode, clear_cache=clear_cache))
+
+    async def resume(self) -> None:
+        await self._ask(self._llm.resume_generation())
+
+    async def sleep(self, level: int) -> None:
+        await self._ask(self._llm.sleep(level=level))
+
+    async def wake_up(self) -> None:
+        await self._ask(self._llm.wake_up())
+
+    async def init_weight_transfer(self, info: dict[str, Any]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._ask(self._llm.init_weight_transfer_engine(WeightTransferInitRequest(info)))
+
+    async def start_weight_update(self) -> None:
+        await self._ask(self._llm.start_weight_update())
+
+    async def update_weights(self, info: dict[str, Any]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._ask(self._llm.update_weights(WeightTransferUpdateRequest(info)))
+
+    async def finish_weight_update(self, version: str) -> None:
+        await self._ask(self._llm.finish_weight_update(version))
+
+    async def set_version(self, version: str) -> None:
+        await self._ask(self._llm.update_weight_version(version))
+
+    async def reset_prefix_cache(self) -> None:
+        await self._ask(self._llm.reset_prefix_cache(reset_running_requests=True))
+
+    async def weight_checksums(self) -> list[dict[str, str]]:
+        return await self._ask(self._llm.compute_weight_checksums())
+
+    async def check_health(self) -> None:
+        await self._ask(self._llm.check_health())
+
+    async def counters(self) -> VllmCounters:
+        if self._llm.errored:
+            raise EngineDied(f"vLLM has failed: {self._llm.dead_error}")
+        return self._counters
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._llm.shutdown)
+
+    async def _ask(self, call: Awaitable[T]) -> T:
+        """What an error of vLLM's means for the run."""
+        try:
+            return await call
+        except EngineError:
+            raise
+        except Exception as error:
+            from vllm.v1.engine.exceptions import EngineDeadError
+
+            if isinstance(error, EngineDeadError) or self._llm.errored:
+                raise EngineDied(f"vLLM has failed: {error}") from error
+            worker = _WORKER_ERROR.search(str(error))
+            raise EngineError(f"vLLM: {worker[1] if worker else f'{type(error).__name__}: {error}'}") from error
+
+
+async def start_vllm_engine(config: RunConfig, model_path: str, index: int) -> VllmEngine:
+    """Starts vLLM for one engine of a run, on its own devices.
+
+    Raises:
+        EngineError: vLLM is not installed, or does not know an argument of `rollout.engine_args`.
+    """
+    device = get_device(config.trainer.device)
+    os.environ.update(_environment(device, config.rollout.tensor_parallel_size, index))
+    try:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+    except ImportError as error:
+        raise EngineError(
+            f"rollout.engine = vllm, but vLLM can't be imported ({error}): docs/engines.md says how to install it"
+        ) from error
+    counters = VllmCounters()
+    own = await asyncio.to_thread(_arguments, config, model_path, device)
+    try:
+        arguments = AsyncEngineArgs(**{**own, **config.rollout.engine_args})
+    except TypeError as error:
+        raise EngineError(f"rollout.engine_args: {error}") from error
+    llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[_stat_logger(counters)])
+    engine = VllmEngine(
+        LocalVllm(llm, counters),
+        max_model_len=config.rollout.max_model_len,
+        vocabulary=int(llm.model_config.get_vocab_size()),
+        keeps_cache=config.rollout.kv_on_update == "keep",
+        workers=config.rollout.tensor_parallel_size,
+    )
+    try:
+        await engine.start()
+    except BaseException:
+        with contextlib.suppress(EngineError):
+            await engine.close()
+        raise
+    return engine
+
+
+def _arguments(config: RunConfig, model_path: str, device: Device) -> dict[str, Any]:
+    """What agentrl itself asks of vLLM; `names.ENGINE_ARGUMENTS` keeps the user from asking for it too."""
+    rollout = config.rollout
+    own: dict[str, Any] = {
+        "model": model_path,
+        "dtype": config.model.dtype,
+        "max_model_len": rollout.max_model_len,
+        "max_num_seqs": rollout.max_batch_size,
+        "tensor_parallel_size": rollout.tensor_parallel_size,
+        "weight_transfer_config": {"backend": WEIGHT_TRANSFER},
+        "logprobs_mode": "processed_logprobs",
+        # Not the model's own generation_config: what is sampled from is what the run's config says.
+        "generation_config": "vllm",
+        "seed": config.data.seed,
+        "disable_log_stats": False,
+    }
+    if device.type == "cpu":
+        own["enforce_eager"] = True
+        # In a step that computes part of a prompt, vLLM takes back a request's random number, which the generators of a
+        # CPU can't: it would fail. So prompts are computed whole.
+        own["enable_chunked_prefill"] = False
+        own["max_num_batched_tokens"] = max(rollout.max_model_len, _BATCH_TOKENS)
+    if rollout.kv_cache_tokens is not None or device.type == "cpu":
+        own["kv_cache_memory_bytes"] = _kv_cache_bytes(config, model_path)
+    return own
+
+
+def _kv_cache_bytes(config: RunConfig, model_path: str) -> int:
+    """Memory for the keys and values of `rollout.kv_cache_tokens` on each device of an engine."""
+    import torch
+    from transformers import AutoConfig
+
+    rollout = config.rollout
+    model, dtype = AutoConfig.from_pretrained(model_path), getattr(torch, config.model.dtype)
+    affordable = affordable_tokens(model, dtype, get_device("cpu").free_memory())
+    wanted = rollout.kv_cache_tokens or min(2 * rollout.max_batch_size * rollout.max_model_len, affordable)
+    # A sequence's last block is not full, and vLLM keeps one block to itself.
+    tokens = wanted + (rollout.max_batch_size + 1) * _BLOCK_TOKENS
+    return tokens * token_bytes(model, dtype) // rollout.tensor_parallel_size
+
+
+def _environment(device: Device, devices: int, index: int) -> Mapping[str, str]:
+    """Variables that vLLM reads when it is imported.
+
+    Args:
+        devices: of each engine.
+    """
+    if device.type == "cpu":
+        # Threads are limited in number, not bound to cores: several engines and the trainer share them.
+        return {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    first = 1 + index * devices
+    places = [(first + i) % device.count() for i in range(devices)]
+    return {**device.environment(places), **(ENGINE_ENVIRONMENT if device.type == "npu" else {})}
+
+
+def _stat_logger(counters: VllmCounters) -> Any:
+    """A class that vLLM makes one of and tells after each step what it did."""
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class Counting(StatLoggerBase):
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None: ...
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+            if scheduler_stats is not None:
+                counters.running = scheduler_stats.num_running_reqs
+                counters.waiting = scheduler_stats.num_waiting_reqs
+                cached = scheduler_stats.prefix_cache_stats
+                counters.cached_tokens += cached.hits if cached is not None else 0
+            if iteration_stats is not None:
+                counters.generated_tokens += iteration_stats.num_generation_tokens
+                counters.prompt_tokens += iteration_stats.num_prompt_tokens
+
+        def log_engine_initialized(self) -> None: ...
+
+    return Counting
