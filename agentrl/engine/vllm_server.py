@@ -1,11 +1,13 @@
 """vLLM's own HTTP server as an engine: started by somebody else, on this machine or another one.
 
-It has to run with `VLLM_SERVER_DEV_MODE=1`, which opens the endpoints for weights, and with agentrl installed beside it,
-whose weight transfer its workers load; docs/engines.md has the whole command line.
+It has to run with `VLLM_SERVER_DEV_MODE=1`, which opens the endpoints for weights, and with agentrl installed beside
+it, whose weight transfer its workers load; docs/engines.md has the whole command line.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import aiohttp
@@ -94,11 +96,12 @@ class VllmServer:
 
     async def check_health(self) -> None:
         try:
-            await self._request("GET", "/health", timeout=_HEALTH_SECONDS)
+            async with asyncio.timeout(_HEALTH_SECONDS):
+                await self._request("GET", "/health")
             self._unhealthy = 0
         except EngineDied:
             raise
-        except EngineError as error:
+        except (EngineError, TimeoutError) as error:
             self._unhealthy += 1
             if self._unhealthy >= _MOST_FAILURES:
                 raise EngineDied(f"{self._url} is not well: {error}") from error
@@ -128,25 +131,19 @@ class VllmServer:
         return await self._json("POST", path, body)
 
     async def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        import json
-
         text = await self._request(method, path, body)
         try:
             return json.loads(text) if text else {}
         except ValueError as error:
             raise EngineError(f"{self._url}{path} answered something that is not JSON: {text:.200}") from error
 
-    async def _request(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout: float | None = None
-    ) -> str:
+    async def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> str:
         try:
-            async with self._session.request(
-                method, self._url + path, json=body, timeout=aiohttp.ClientTimeout(total=timeout)
-            ) as response:
+            async with self._session.request(method, self._url + path, json=body) as response:
                 text = await response.text()
         except aiohttp.ClientConnectionError as error:
             raise EngineDied(f"{self._url} is gone: {error}") from error
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except aiohttp.ClientError as error:
             raise EngineError(f"{self._url}{path}: {type(error).__name__}: {error}") from error
         if response.status == 404:
             raise EngineError(
@@ -163,7 +160,9 @@ async def connect_vllm_server(config: RunConfig, url: str) -> VllmEngine:
     Raises:
         EngineError: it does not answer, or was started without what training needs.
     """
-    server = VllmServer(url, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+    server = VllmServer(
+        url, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None))
+    )
     try:
         name, longest = await server.limits()
         if longest < config.rollout.max_model_len:

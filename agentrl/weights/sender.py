@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import torch
 
@@ -49,14 +49,13 @@ class WeightSender(ABC):
         try:
             buckets = pack(tensors, self.layout)
             for index in itertools.count():
-                pieces = await asyncio.to_thread(next, buckets, None)
-                if pieces is None:
-                    break
                 place = index % self._places
                 task = pending[place]
                 if task is not None:
                     await task
-                bucket = await asyncio.to_thread(self._fill, place, index, pieces)
+                bucket = await asyncio.to_thread(self._fill_next, place, index, buckets)
+                if bucket is None:
+                    break
                 total += bucket.nbytes
                 pending[place] = asyncio.create_task(self._hand_over(place, bucket, deliver))
             await asyncio.gather(*(task for task in pending if task is not None))
@@ -70,6 +69,10 @@ class WeightSender(ABC):
     def close(self) -> None:
         """Gives back what the transfers held."""
         return
+
+    def _fill_next(self, place: int, index: int, buckets: Iterator[Pieces]) -> Bucket | None:
+        pieces = next(buckets, None)
+        return None if pieces is None else self._fill(place, index, pieces)
 
     @abstractmethod
     def _fill(self, place: int, index: int, pieces: Pieces) -> Bucket:

@@ -38,9 +38,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subp
     log = (tmp_path_factory.mktemp("server") / "log").open("wb")
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(tiny_model_path())),
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_model_path())),
             *("--port", str(port), "--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "16"),
             *("--weight-transfer-config", '{"backend": "agentrl"}', "--logprobs-mode", "processed_logprobs"),
+            *("--generation-config", "vllm", "--enable-scale-out"),
             *("--enforce-eager", "--kv-cache-memory-bytes", "200000000"),
             *("--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192"),
         ],
@@ -80,7 +81,7 @@ def remote(server: tuple[str, Any], background: Background) -> Iterator[Any]:
         while True:
             try:
                 return await connect_vllm_server(config_of(), url)
-            except EngineError as error:
+            except EngineDied as error:
                 assert process.poll() is None and time.monotonic() < deadline, error
                 await asyncio.sleep(0.5)
 
@@ -137,7 +138,7 @@ def test_bad_requests_and_a_server_that_does_not_fit_are_errors(
 ) -> None:
     with pytest.raises(EngineError):
         background.run(remote.generate(request_of([10**6], 810)))
-    with pytest.raises(EngineError, match="max-model-len 512, below rollout.max_model_len = 1024"):
+    with pytest.raises(EngineError, match=r"max-model-len 512, below rollout\.max_model_len = 1024"):
         background.run(connect_vllm_server(config_of("rollout.max_model_len=1024"), server[0]))
     with pytest.raises(EngineDied, match="is gone"):
         background.run(connect_vllm_server(config_of(), f"http://127.0.0.1:{free_port()}"))

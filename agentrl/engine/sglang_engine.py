@@ -1,0 +1,604 @@
+"""SGLang's HTTP server as an engine: started here as a child process, or by somebody else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from agentrl.config import RunConfig
+from agentrl.device import get_device
+from agentrl.engine import sglang_payloads as payloads
+from agentrl.engine.continuation import Part, continued
+from agentrl.engine.request_checks import check_request
+from agentrl.engine.stop_text import StopText
+from agentrl.record import EngineDied, EngineError, WeightTransferError
+from agentrl.record.protocols import Bucket, EngineStats, GenerateRequest, GenerateResult, PauseMode, WeightGroup
+from agentrl.weights.bucket import checksum
+from agentrl.weights.sources import BucketSource
+
+_HEALTH_SECONDS = 1.0
+_ANSWER_SECONDS = 30.0
+_MOST_FAILURES = 3
+_START_SECONDS = 1800.0
+_STOP_SECONDS = 10.0
+_ABORT_SECONDS = 5.0
+"""How long an aborted request may take to hand out what it has; then it ends with nothing."""
+_ABORT_AGAIN_SECONDS = 0.2
+_FLUSH_AGAIN_SECONDS = 0.2
+
+
+class SglangServer:
+    """Calls of SGLang's HTTP server. One that refuses a connection is gone; what it answers with an error failed.
+
+    Args:
+        process: the server, if it is ours to end.
+    """
+
+    def __init__(self, url: str, process: asyncio.subprocess.Process | None = None) -> None:
+        self.url = url.rstrip("/")
+        self.process = process
+        # A connection for each call: one that is kept may be closed by the server in the moment it is used again.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=aiohttp.ClientTimeout(total=None)
+        )
+
+    async def call(self, path: str, body: dict[str, Any] | None = None, *, seconds: float | None = None) -> str:
+        """Posts a body, or gets where there is none; returns the answer's text.
+
+        Raises:
+            EngineDied: nobody is there.
+            EngineError: the server answers with an error, or not in `seconds`.
+        """
+        where = self.url + path
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                self._session.request("GET" if body is None else "POST", where, json=body) as response,
+            ):
+                text = await response.text()
+        except TimeoutError as error:
+            raise EngineError(f"{where} did not answer within {seconds:g} s") from error
+        except aiohttp.ClientConnectionError as error:
+            raise EngineDied(f"{self.url} is gone: {error}") from error
+        except (aiohttp.ClientError, UnicodeDecodeError) as error:
+            raise EngineError(f"{where}: {type(error).__name__}: {error}") from error
+        if response.status >= 400:
+            raise EngineError(f"{where} answered {response.status}: {text:.500}")
+        return text
+
+    async def json(self, path: str, body: dict[str, Any] | None = None, *, seconds: float | None = None) -> Any:
+        """The same, for answers that are JSON objects; one that says `success: false` is an error too."""
+        text = await self.call(path, body, seconds=seconds)
+        try:
+            answer = json.loads(text)
+        except ValueError as error:
+            raise EngineError(f"{self.url}{path} answered something that is not JSON: {text:.200}") from error
+        if not isinstance(answer, dict) or answer.get("success") is False:
+            raise EngineError(f"{self.url}{path} answered {text:.500}")
+        return answer
+
+    async def close(self) -> None:
+        """Ends the server if it is ours, with all its processes."""
+        await self._session.close()
+        if self.process is not None and self.process.returncode is None:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, number)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_STOP_SECONDS):
+                        await self.process.wait()
+                        return
+
+
+@dataclass(eq=False, slots=True)
+class _Ticket:
+    """A request from its arrival to its result."""
+
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True)
+class _Update:
+    """A weight update on its way."""
+
+    names: set[str] = field(default_factory=set)
+    next: int = 0
+    folder: payloads.UpdateFolder | None = None
+    session: bool = False
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class SglangEngine:
+    """Implements `record.protocols.Engine` on a server.
+
+    Pauses put running requests back into the server's queue (`retract`), or with `keeps_cache` hold them where they are
+    (`in_place`); either way they go on after an update within the same HTTP call, and the server says which tokens it
+    sampled under which weights. Nothing is ever aborted for an update. Requests that come during a pause wait here.
+
+    The log-probs are those after temperature, before top-p and top-k. Seeds decide what is sampled if the server runs
+    with `enable_deterministic_inference`.
+
+    Args:
+        keeps_cache: leave the keys and values of older weights in use after an update.
+        expected: tensors that an update has to bring.
+        timeout: seconds for one step of an update.
+        workers: processes that hold the weights.
+    """
+
+    def __init__(
+        self,
+        server: SglangServer,
+        model_path: str,
+        *,
+        max_model_len: int,
+        vocabulary: int,
+        keeps_cache: bool,
+        timeout: float,
+        expected: frozenset[str] = frozenset(),
+        workers: int = 1,
+    ) -> None:
+        self._server = server
+        self._model_path = model_path
+        self._max_model_len = max_model_len
+        self._vocabulary = vocabulary
+        self._keeps_cache = keeps_cache
+        self._timeout = timeout
+        self._expected = expected
+        self._workers = workers
+        self._version = 0
+        self._tickets: dict[str, _Ticket] = {}
+        self._admitting, self._running, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        for event in (self._admitting, self._running, self._idle):
+            event.set()
+        self._in_flight = 0
+        self._update: _Update | None = None
+        self._group: str | None = None
+        self._source = BucketSource()
+        self._tokenizer: Any = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._paused_since: float | None = None
+        self._busy_since: float | None = None
+        self._paused_seconds = self._busy = 0.0
+        self._generated = self._prompted = self._cached = 0
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        check_request(request, version=self._version, max_model_len=self._max_model_len, vocabulary=self._vocabulary)
+        if request.request_id in self._tickets:
+            raise EngineError(f"a request {request.request_id} is running already")
+        completes_stop = None
+        if request.stop:
+            completes_stop = StopText(request.stop, await self._decode()).ends_with
+        ticket = self._tickets[request.request_id] = _Ticket()
+        try:
+            await self._until(self._admitting, ticket)
+            self._count(1)
+            try:
+                return await continued(
+                    request,
+                    lambda part: self._sample(part, ticket),
+                    ready=lambda: self._until(self._running, ticket),
+                    aborted=ticket.aborted.is_set,
+                    completes_stop=completes_stop,
+                )
+            finally:
+                self._count(-1)
+        finally:
+            del self._tickets[request.request_id]
+
+    async def abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            if request_id in self._tickets:
+                self._tickets[request_id].aborted.set()
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        self._admitting.clear()
+        if mode == "wait" and self._running.is_set():
+            await self._idle.wait()
+        if mode == "abort":
+            if not self._running.is_set():
+                await self._pause_server("retract")  # requests paused in place would not hear of the abort
+            await self.abort(list(self._tickets))
+            await self._idle.wait()
+        await self._pause_server("in_place" if self._keeps_cache and mode == "keep" else "retract")
+
+    async def resume(self) -> None:
+        if self._update is not None:
+            raise EngineError("the weights are a mixture: finish an update before the engine goes on")
+        await self._server.json("/continue_generation", {"torch_empty_cache": False}, seconds=_ANSWER_SECONDS)
+        if self._paused_since is not None:
+            self._paused_seconds += time.perf_counter() - self._paused_since
+        self._paused_since = None
+        self._count(0)
+        self._running.set()
+        self._admitting.set()
+
+    async def sleep(self) -> None:
+        await self.pause("abort")
+        await self._server.call("/release_memory_occupation", {}, seconds=self._timeout)
+
+    async def wake(self) -> None:
+        await self._server.call("/resume_memory_occupation", {}, seconds=self._timeout)
+
+    async def join_weight_group(self, group: WeightGroup) -> None:
+        old, self._group = self._group, None
+        if old is not None:
+            # Of a group that broke nobody knows whether it can still be left.
+            with contextlib.suppress(WeightTransferError):
+                await self._transfer("/destroy_weights_update_group", {"group_name": old})
+        await self._transfer("/init_weights_update_group", payloads.group_payload(group), group.timeout)
+        self._group = group.name
+
+    async def start_weight_update(self) -> None:
+        if self._paused_since is None:
+            raise EngineError("pause the engine before a weight update")
+        await self._give_up_update()
+        self._update = _Update()
+
+    async def update_weights(self, bucket: Bucket) -> None:
+        update = self._updating()
+        # Several buckets may be on their way; a lock lets them in as they came.
+        async with update.turn:
+            if bucket.index != update.next:
+                raise WeightTransferError(f"bucket {bucket.index} came where bucket {update.next} was due")
+            if bucket.segment:
+                await self._take_file(update, bucket)
+            else:
+                await self._take_broadcast(update, bucket)
+            update.next += 1
+            update.names |= {piece.name for piece in bucket.slices}
+
+    async def finish_weight_update(self, version: int) -> None:
+        update = self._updating()
+        missing = sorted(self._expected - update.names)
+        if missing or not update.names:
+            raise WeightTransferError(f"{len(missing)} tensors did not arrive whole: {', '.join(missing[:5])}")
+        if update.folder is not None:
+            await asyncio.to_thread(update.folder.finish)
+            await self._transfer("/update_weights_from_disk", payloads.disk_payload(update.folder.path, version))
+            await asyncio.to_thread(update.folder.remove)
+        if update.session:
+            await self._transfer("/end_weight_update", {})
+            update.session = False
+            await self._transfer("/update_weight_version", payloads.version_payload(version))
+        if not self._keeps_cache:
+            await self._flush()
+        self._version = version
+        self._update = None
+
+    async def stats(self) -> EngineStats:
+        busy = self._busy + (0.0 if self._busy_since is None else time.perf_counter() - self._busy_since)
+        running = self._in_flight if self._running.is_set() else 0
+        return EngineStats(
+            self._version,
+            self._generated,
+            self._prompted,
+            busy,
+            self._paused_seconds,
+            running,
+            len(self._tickets) - running,
+            self._cached,
+            workers=self._workers,
+        )
+
+    async def watch(self) -> None:
+        """Asks the server how it is until it is gone.
+
+        Raises:
+            EngineDied: it is, or it has other weights than it was given.
+            EngineError: it was closed.
+        """
+        failures, problem = 0, ""
+        while failures < _MOST_FAILURES:
+            if self._closed:
+                raise EngineError("the engine is closed")
+            process, version, updating = self._server.process, self._version, self._update is not None
+            if process is not None and process.returncode is not None:
+                raise EngineDied(f"SGLang has ended with status {process.returncode}")
+            try:
+                # Not /health: it asks for a token, which nobody gets during a pause.
+                found = (await self._server.json("/model_info", seconds=_ANSWER_SECONDS)).get("weight_version")
+            except EngineDied:
+                if self._closed:
+                    continue
+                raise
+            except EngineError as error:
+                failures, problem = failures + 1, str(error)
+            else:
+                unchanged = not updating and self._update is None and version == self._version
+                strange = unchanged and found != str(version)
+                failures = failures + 1 if strange else 0
+                problem = f"{self._server.url} has weights {found!r} and was given {version}: was it started anew?"
+            await asyncio.sleep(_HEALTH_SECONDS)
+        raise EngineDied(problem)
+
+    async def close(self) -> None:
+        """Ends what this process started; calls in flight fail."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._update is not None and self._update.folder is not None:
+            self._update.folder.remove()
+        await self._server.close()
+
+    async def _sample(self, request: GenerateRequest, ticket: _Ticket) -> Part:
+        """One call of the server, until it ends or the request is aborted."""
+        if ticket.aborted.is_set():
+            return Part.empty()
+        rid = uuid.uuid4().hex
+        call = asyncio.create_task(self._server.json("/generate", payloads.generate_payload(request, rid)))
+        aborted = asyncio.create_task(ticket.aborted.wait())
+        try:
+            await asyncio.wait((call, aborted), return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                await self._end(rid, call)
+            if not call.done():
+                return Part.empty()
+            answer = call.result()
+            part = payloads.read_answer(request, answer)
+            self._generated += len(part.token_ids)
+            self._prompted += int(answer["meta_info"].get("prompt_tokens") or 0)
+            self._cached += int(answer["meta_info"].get("cached_tokens") or 0)
+            return part
+        finally:
+            aborted.cancel()
+            if not call.done():
+                call.cancel()
+                self._spawn(self._forget(rid))
+
+    async def _end(self, rid: str, call: asyncio.Task[Any]) -> None:
+        """Has the server end a request, and waits for what it has of it."""
+        until = time.perf_counter() + _ABORT_SECONDS
+        while not call.done() and time.perf_counter() < until:
+            # Again and again: the server does not know a request that it has not read yet.
+            await self._server.call("/abort_request", {"rid": rid}, seconds=_ANSWER_SECONDS)
+            await asyncio.wait((call,), timeout=_ABORT_AGAIN_SECONDS)
+
+    async def _forget(self, rid: str) -> None:
+        """Nobody waits for that request any more."""
+        with contextlib.suppress(EngineError):  # `watch` says so if the server is gone
+            await self._server.call("/abort_request", {"rid": rid}, seconds=_ANSWER_SECONDS)
+
+    async def _pause_server(self, mode: str) -> None:
+        await self._server.json("/pause_generation", {"mode": mode}, seconds=_ANSWER_SECONDS)
+        self._running.clear()
+        if self._paused_since is None:
+            self._paused_since = time.perf_counter()
+            self._count(0)
+
+    async def _take_file(self, update: _Update, bucket: Bucket) -> None:
+        file = Path(bucket.segment)
+        if file.suffix != ".safetensors":
+            raise WeightTransferError(_NO_SHM)
+        if update.folder is None:
+            update.folder = await asyncio.to_thread(payloads.UpdateFolder, file.parent, self._model_path)
+        try:
+            await asyncio.to_thread(update.folder.add, bucket)
+        except OSError as error:
+            raise WeightTransferError(f"bucket {bucket.index}: {error}") from error
+        found = await asyncio.to_thread(lambda: checksum(self._source.read(bucket)))
+        if found != bucket.checksum:
+            raise WeightTransferError(f"bucket {bucket.index}: checksum {found:016x}, sent {bucket.checksum:016x}")
+
+    async def _take_broadcast(self, update: _Update, bucket: Bucket) -> None:
+        if self._group is None:
+            raise WeightTransferError(f"bucket {bucket.index} comes over a process group that this engine is not in")
+        body = payloads.bucket_payload(bucket, self._group)
+        if not update.session:
+            await self._transfer("/begin_weight_update", {})
+            update.session = True
+        await self._transfer("/update_weights_from_distributed", body)
+
+    async def _give_up_update(self) -> None:
+        """Ends what a failed update left open."""
+        update = self._update
+        if update is not None and update.folder is not None:
+            await asyncio.to_thread(update.folder.remove)
+        if update is not None and update.session:
+            with contextlib.suppress(WeightTransferError):
+                await self._transfer("/end_weight_update", {})
+
+    async def _flush(self) -> None:
+        """Drops the keys and values of older weights; the server refuses while it still puts requests aside."""
+        deadline = time.perf_counter() + self._timeout / 2
+        while True:
+            left = max(deadline - time.perf_counter(), 0.1)
+            try:
+                await self._server.call("/flush_cache", {}, seconds=left)
+                return
+            except EngineDied:
+                raise
+            except EngineError as error:
+                if time.perf_counter() + _FLUSH_AGAIN_SECONDS > deadline:
+                    raise WeightTransferError(f"the cache of the old weights is still there: {error}") from error
+            await asyncio.sleep(_FLUSH_AGAIN_SECONDS)
+
+    async def _transfer(self, path: str, body: dict[str, Any], seconds: float | None = None) -> None:
+        """A step of an update; what the server says of it is a typed error."""
+        try:
+            await self._server.json(path, body, seconds=seconds or self._timeout)
+        except EngineDied:
+            raise
+        except EngineError as error:
+            raise WeightTransferError(str(error)) from error
+
+    def _updating(self) -> _Update:
+        if self._update is None:
+            raise EngineError("call start_weight_update before sending weights")
+        return self._update
+
+    async def _until(self, event: asyncio.Event, ticket: _Ticket) -> None:
+        """Waits for an event, or the request's abort."""
+        while not event.is_set() and not ticket.aborted.is_set():
+            waits = [asyncio.create_task(event.wait()), asyncio.create_task(ticket.aborted.wait())]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+
+    async def _decode(self) -> Any:
+        if self._tokenizer is None:
+            self._tokenizer = await asyncio.to_thread(_load_tokenizer, self._model_path)
+        tokenizer = self._tokenizer
+        return lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _count(self, change: int) -> None:
+        """Notes how many requests are in flight: the engine is busy while there are any and it is not paused."""
+        self._in_flight += change
+        if self._in_flight:
+            self._idle.clear()
+        else:
+            self._idle.set()
+        now, busy = time.perf_counter(), self._in_flight > 0 and self._paused_since is None
+        if self._busy_since is not None:
+            self._busy += now - self._busy_since
+        self._busy_since = now if busy else None
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+_NO_SHM = (
+    "SGLang's server takes no weights from shared memory segments: set weights.transport to disk (its files lie in "
+    "shared memory by default) or collective"
+)
+
+
+def _load_tokenizer(model_path: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_path)
+
+
+async def start_sglang_engine(config: RunConfig, model_path: str, index: int) -> SglangEngine:
+    """The engine of that index: a server of `rollout.engine_urls`, or one started here.
+
+    Raises:
+        EngineError: SGLang is not installed, did not start, or was started without what training needs.
+    """
+    rollout = config.rollout
+    if config.weight_transport == "shm":
+        raise EngineError(_NO_SHM)
+    if rollout.engine_urls:
+        server = SglangServer(rollout.engine_urls[index])
+    else:
+        server = await _start_server(config, model_path, index)
+    try:
+        if server.process is not None:
+            await _healthy(server, server.process)
+        workers = _check_server(config, server.url, await server.json("/server_info", seconds=_ANSWER_SECONDS))
+        engine = SglangEngine(
+            server,
+            model_path,
+            max_model_len=rollout.max_model_len,
+            vocabulary=await asyncio.to_thread(_vocabulary, model_path),
+            keeps_cache=rollout.kv_on_update == "keep",
+            timeout=config.weights.timeout,
+            expected=await asyncio.to_thread(payloads.checkpoint_names, model_path),
+            workers=workers,
+        )
+        await engine.resume()  # whoever used the server before may have left it paused
+        await server.json("/update_weight_version", payloads.version_payload(0), seconds=_ANSWER_SECONDS)
+    except BaseException:
+        await server.close()
+        raise
+    return engine
+
+
+async def _start_server(config: RunConfig, model_path: str, index: int) -> SglangServer:
+    if find_spec("sglang") is None:
+        raise EngineError("rollout.engine = sglang, but SGLang is not installed: pip install 'agentrl[sglang]'")
+    device = get_device(config.trainer.device)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    arguments = payloads.server_arguments(config, model_path, index, device=device.type, port=port)
+    size = config.rollout.tensor_parallel_size
+    # The trainer has the first device, engines the next ones; they share where there are fewer.
+    places = [(1 + index * size + i) % device.count() for i in range(size)] if device.type != "cpu" else []
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+    def die_with_parent() -> None:
+        if libc is not None:
+            libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG; SGLang's own children do the same
+
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sglang.launch_server", *arguments),
+        env={
+            **os.environ,
+            **device.environment(places),
+            "OMP_NUM_THREADS": str(config.rollout.threads),
+            # The context is a little longer than the longest sequence, which may be all that the model has.
+            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+            "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",
+        },
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=2,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+    return SglangServer(f"http://127.0.0.1:{port}", process)
+
+
+async def _healthy(server: SglangServer, process: asyncio.subprocess.Process) -> None:
+    """Waits until a server that was started gives tokens."""
+    problem: Exception | None = None
+    try:
+        async with asyncio.timeout(_START_SECONDS):
+            while process.returncode is None:
+                try:
+                    await server.call("/health_generate", seconds=_ANSWER_SECONDS)
+                    return
+                except EngineError as error:
+                    problem = error
+                await asyncio.sleep(_HEALTH_SECONDS / 4)
+    except TimeoutError as error:
+        raise EngineError(f"SGLang gave no token within {_START_SECONDS:g} s of its start: {problem}") from error
+    raise EngineError(f"SGLang has ended with status {process.returncode} while it started: its log says why")
+
+
+def _check_server(config: RunConfig, url: str, info: dict[str, Any]) -> int:
+    """Its workers, if a server is one that can be trained with."""
+    rollout = config.rollout
+    longest = info.get("max_req_input_len")
+    if longest is not None and longest < rollout.max_model_len:
+        raise EngineError(
+            f"{url} takes prompts of {longest} tokens, below rollout.max_model_len = {rollout.max_model_len}: start it "
+            f"with --context-length {rollout.max_model_len + payloads.CONTEXT_MARGIN}, and a cache that holds as many"
+        )
+    for name in ("dp_size", "pp_size"):
+        if (info.get(name) or 1) != 1:
+            raise EngineError(f"{url} has {name} {info[name]}: its weights can't be updated. Start it without")
+    if info.get("skip_tokenizer_init"):
+        raise EngineError(f"{url} runs without a tokenizer: start it without --skip-tokenizer-init")
+    if rollout.kv_on_update == "keep" and not info.get("disable_overlap_schedule"):
+        raise EngineError(
+            f"rollout.kv_on_update is keep, and {url} runs the overlap scheduler, under which the versions of tokens "
+            "would not be exact: start it with --disable-overlap-schedule, or set rollout.kv_on_update to recompute"
+        )
+    return int(info.get("tp_size") or 1)
+
+
+def _vocabulary(model_path: str) -> int:
+    from transformers import AutoConfig
+
+    return int(AutoConfig.from_pretrained(model_path).get_text_config().vocab_size)
