@@ -219,7 +219,7 @@ class SglangEngine:
 
     async def resume(self) -> None:
         if self._update is not None:
-            raise EngineError("the weights are a mixture: finish an update before the engine goes on")
+            raise EngineError("the weights are a mixture, or none: finish an update before the engine goes on")
         await self._server.json("/continue_generation", {"torch_empty_cache": False}, seconds=_ANSWER_SECONDS)
         if self._paused_since is not None:
             self._paused_seconds += time.perf_counter() - self._paused_since
@@ -234,6 +234,8 @@ class SglangEngine:
 
     async def wake(self) -> None:
         await self._server.call("/resume_memory_occupation", {}, seconds=self._timeout)
+        await self._give_up_update()
+        self._update = _Update()  # without weights it must not go on before an update
 
     async def join_weight_group(self, group: WeightGroup) -> None:
         old, self._group = self._group, None

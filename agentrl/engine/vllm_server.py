@@ -59,7 +59,8 @@ class VllmServer:
 
     async def abort(self, request_ids: list[str]) -> None:
         if request_ids:  # none would mean all
-            await self._post("/abort_requests", {"request_ids": request_ids})
+            # The server puts its own word before the ids of this endpoint.
+            await self._post("/abort_requests", {"request_ids": [f"generate-tokens-{name}" for name in request_ids]})
 
     async def pause(self, mode: PauseMode, clear_cache: bool) -> None:
         await self._post(f"/pause?mode={mode}&clear_cache={str(clear_cache).lower()}")

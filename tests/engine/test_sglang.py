@@ -211,6 +211,33 @@ async def test_what_somebody_else_aborts_goes_on_within_its_budget(
 
 
 @asynchronous
+async def test_a_stop_text_is_found_over_an_interruption(request_of: RequestOf) -> None:
+    from transformers import AutoTokenizer
+
+    server = ProtocolServer({"weight_version": "0"}, step_seconds=0.01)
+    await server.start()
+    model = str(tiny_model_path())
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    tokens = [token_at(6, 2 + i) for i in range(40)]
+    stop = tokenizer.decode(tokens[:14], clean_up_tokenization_spaces=False)[-6:]
+    engine = SglangEngine(
+        SglangServer(server.url), model, max_model_len=1024, vocabulary=97, keeps_cache=False, timeout=5
+    )
+    try:
+        call = asyncio.create_task(engine.generate(request_of([1, 2], seed=6, max_tokens=40, stop_texts=(stop,))))
+        await eventually(lambda: server.running and len(server.running[0].output) == 12)
+        server._abort("")
+        result = await call
+        assert len(server.calls["/generate"]) == 2 and result.finish_reason == "stop"
+        text = tokenizer.decode(result.token_ids.tolist(), clean_up_tokenization_spaces=False)
+        assert stop in text and len(result.token_ids) <= 14
+        assert result.token_ids.tolist() == tokens[: len(result.token_ids)]
+    finally:
+        await engine.close()
+        await server.die()
+
+
+@asynchronous
 async def test_an_abort_ends_only_its_request_with_what_there_is(
     serve: Callable[..., Any], request_of: RequestOf
 ) -> None:
@@ -284,6 +311,8 @@ async def test_sleep_needs_an_idle_server_and_finds_one(
         assert (await call).finish_reason == "abort" and server.asleep
         await engine.wake()
         assert not server.asleep
+        with pytest.raises(EngineError, match="finish an update"):
+            await engine.resume()
         await publish(engine, 1)
         assert (await engine.generate(request_of([1], max_tokens=3))).versions.tolist() == [1, 1, 1]
 

@@ -376,10 +376,11 @@ def _join(body: dict[str, Any]) -> Any:
     from datetime import timedelta
 
     from torch.distributed import distributed_c10d as c10d
+    from torch.distributed.rendezvous import rendezvous
 
     where = f"tcp://{body['master_address']}:{body['master_port']}"
     timeout = timedelta(seconds=20)
-    store, rank, size = next(c10d.rendezvous(where, body["rank_offset"], body["world_size"], timeout=timeout))
+    store, rank, size = next(rendezvous(where, body["rank_offset"], body["world_size"], timeout=timeout))
     store.set_timeout(timeout)
     group, _ = c10d._new_process_group_helper(
         size,
