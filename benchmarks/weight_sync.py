@@ -268,7 +268,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, nargs="+", default=[0.5, 2.0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--bucket-mb", type=int, default=16)
+    parser.add_argument("--bucket-mb", type=int, default=64)
     parser.add_argument("--vllm", action="store_true")
     parser.add_argument("--receive", metavar="ADDRESS", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -218,7 +218,7 @@ class AsyncTrainingConfig(Section):
 class WeightsConfig(Section):
     """The way of new weights from the trainer to the engines."""
 
-    bucket_mb: int = Field(default=16, ge=1)
+    bucket_mb: int = Field(default=64, ge=1)
     """Size of a transfer bucket in MiB. Two are on their way at a time."""
     transport: Literal["auto", "shm", "collective", "disk"] = "auto"
     """How they travel. `shm`: shared memory, to engines on the same machine. `collective`: broadcast from the trainer's

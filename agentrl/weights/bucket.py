@@ -60,16 +60,20 @@ def bucket_nbytes(pieces: Pieces) -> int:
     return last.bucket_offset + last.nbytes
 
 
-def fill(target: torch.Tensor, pieces: Pieces) -> None:
-    """Copies the pieces' bytes to their places.
+def fill(target: torch.Tensor, pieces: Pieces) -> int:
+    """Copies the pieces' bytes to their places; returns the checksum of the bucket.
 
     Args:
         target: uint8 `[N]`, on any device.
     """
+    total = Checksum(target[: bucket_nbytes(pieces)])
     for piece, tensor in pieces:
-        if piece.nbytes:
-            source = tensor.view(-1).view(torch.uint8)[piece.tensor_offset : piece.tensor_offset + piece.nbytes]
-            target[piece.bucket_offset : piece.bucket_offset + piece.nbytes].copy_(source)
+        source = tensor.view(-1).view(torch.uint8)[piece.tensor_offset : piece.tensor_offset + piece.nbytes]
+        for start in range(0, piece.nbytes, CHUNK_BYTES):
+            end = min(start + CHUNK_BYTES, piece.nbytes)
+            target[piece.bucket_offset + start : piece.bucket_offset + end].copy_(source[start:end])
+            total.add_until(piece.bucket_offset + end)
+    return total.value()
 
 
 def checksum(data: torch.Tensor) -> int:
@@ -79,7 +83,38 @@ def checksum(data: torch.Tensor) -> int:
     Args:
         data: uint8 `[N]`, contiguous.
     """
-    return xxhash.xxh3_64_intdigest(data.numpy()) if data.device.type == "cpu" else device_checksum(data)
+    return Checksum(data).value()
+
+
+CHUNK_BYTES = 2**20
+"""What is copied at a time. In main memory its checksum is computed while it is still in the processor's cache."""
+
+
+class Checksum:
+    """The checksum of bytes that are read, or written, from their beginning to their end.
+
+    Args:
+        data: uint8 `[N]`, contiguous.
+    """
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self._data = data
+        self._bytes = data.numpy() if data.device.type == "cpu" else None
+        self._hash = xxhash.xxh3_64()
+        self._done = 0
+
+    def add_until(self, end: int) -> None:
+        """The bytes before `end` are there."""
+        if self._bytes is not None and end > self._done:
+            self._hash.update(self._bytes[self._done : end])
+            self._done = end
+
+    def value(self) -> int:
+        """The checksum of all bytes."""
+        if self._bytes is None:
+            return device_checksum(self._data)
+        self.add_until(len(self._bytes))
+        return self._hash.intdigest()
 
 
 _MULTIPLIER = 6364136223846793005

@@ -13,7 +13,7 @@ import torch
 
 from agentrl.record import WeightTransferError
 from agentrl.record.protocols import Bucket, WeightGroup, WeightReceivers
-from agentrl.weights.bucket import BucketLayout, Pieces, bucket_nbytes, checksum, fill
+from agentrl.weights.bucket import BucketLayout, Pieces, bucket_nbytes, fill
 from agentrl.weights.process_group import broadcast, join_group, leave_group, open_store
 from agentrl.weights.sender import Deliver, Join, WeightSender
 
@@ -90,8 +90,8 @@ class CollectiveSender(WeightSender):
 
     def _fill(self, place: int, index: int, pieces: Pieces) -> Bucket:
         nbytes = bucket_nbytes(pieces)
-        fill(self._buffers[place], pieces)
-        return Bucket(index, "", nbytes, checksum(self._buffers[place][:nbytes]), tuple(piece for piece, _ in pieces))
+        total = fill(self._buffers[place], pieces)
+        return Bucket(index, "", nbytes, total, tuple(piece for piece, _ in pieces))
 
     async def _hand_over(self, place: int, bucket: Bucket, deliver: Deliver) -> None:
         group = self._group

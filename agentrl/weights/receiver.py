@@ -9,7 +9,7 @@ import torch
 
 from agentrl.record import WeightTransferError
 from agentrl.record.protocols import Bucket, TensorSlice
-from agentrl.weights.bucket import checksum
+from agentrl.weights.bucket import CHUNK_BYTES, Checksum
 from agentrl.weights.sources import BucketSource
 
 _SHOWN = 5
@@ -19,7 +19,8 @@ class BucketReceiver(ABC):
     """Takes an update apart, and knows whether all of it arrived.
 
     Bytes are copied as bytes: no view of a bucket is ever taken in the tensor's own type, so alignment within the
-    bucket does not matter.
+    bucket does not matter. Damage is noticed when a bucket has been copied: whoever writes to parameters in place has
+    a mixture until an update is whole, in any case.
 
     Args:
         source: where the buckets' bytes are; by default in files.
@@ -51,11 +52,12 @@ class BucketReceiver(ABC):
             raise WeightTransferError(f"bucket {bucket.index} came where bucket {self._next} was due")
         data = self.source.read(bucket)
         self._next += 1
-        found = checksum(data)
+        total = Checksum(data)
+        for piece in bucket.slices:
+            self._copy(piece, data, total)
+        found = total.value()
         if found != bucket.checksum:
             raise WeightTransferError(f"bucket {bucket.index}: checksum {found:016x}, sent {bucket.checksum:016x}")
-        for piece in bucket.slices:
-            self._copy(piece, data)
 
     def finish(self) -> None:
         """Ends the update.
@@ -68,12 +70,14 @@ class BucketReceiver(ABC):
             shown = ", ".join(unfinished[:_SHOWN])
             raise WeightTransferError(f"{len(unfinished)} tensors did not arrive whole: {shown}")
 
-    def _copy(self, piece: TensorSlice, data: torch.Tensor) -> None:
+    def _copy(self, piece: TensorSlice, data: torch.Tensor, total: Checksum) -> None:
         target = self._target(piece)
-        if piece.nbytes:
-            as_bytes = target.detach().view(-1).view(torch.uint8)
-            source = data[piece.bucket_offset : piece.bucket_offset + piece.nbytes]
-            as_bytes[piece.tensor_offset : piece.tensor_offset + piece.nbytes].copy_(source)
+        as_bytes = target.detach().view(-1).view(torch.uint8)[piece.tensor_offset : piece.tensor_offset + piece.nbytes]
+        source = data[piece.bucket_offset : piece.bucket_offset + piece.nbytes]
+        for start in range(0, piece.nbytes, CHUNK_BYTES):
+            end = min(start + CHUNK_BYTES, piece.nbytes)
+            total.add_until(piece.bucket_offset + end)
+            as_bytes[start:end].copy_(source[start:end])
         left = self._missing.get(piece.name, target.numel() * target.element_size()) - piece.nbytes
         self._missing[piece.name] = left
         self._expected.discard(piece.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.record.protocols import Bucket
-from agentrl.weights.bucket import BucketLayout, Pieces, bucket_nbytes, checksum, fill
+from agentrl.weights.bucket import BucketLayout, Pieces, bucket_nbytes, fill
 from agentrl.weights.segment import Segment
 from agentrl.weights.sender import WeightSender
 
@@ -24,6 +24,5 @@ class ShmSender(WeightSender):
 
     def _fill(self, place: int, index: int, pieces: Pieces) -> Bucket:
         segment, nbytes = self._segments[place], bucket_nbytes(pieces)
-        fill(segment.tensor, pieces)
         slices = tuple(piece for piece, _ in pieces)
-        return Bucket(index, str(segment.path), nbytes, checksum(segment.tensor[:nbytes]), slices)
+        return Bucket(index, str(segment.path), nbytes, fill(segment.tensor, pieces), slices)

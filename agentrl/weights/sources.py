@@ -14,8 +14,8 @@ from agentrl.weights.segment import Segment
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_SEGMENTS = 2
-"""Files that stay mapped: as many as shared memory segments are used in turn."""
+_SEGMENTS = 4
+"""Files that stay mapped: more than shared memory segments are used in turn."""
 
 
 class BucketSource:
