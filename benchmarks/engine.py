@@ -64,7 +64,7 @@ class EngineRunner:
 
     def __init__(self, path: str, batch_size: int, max_model_len: int) -> None:
         self._path = path
-        self._limits = {"max_batch_size": batch_size, "max_model_len": max_model_len}
+        self._limits: dict[str, Any] = {"max_batch_size": batch_size, "max_model_len": max_model_len}
 
     def run(self, work: Workload) -> float:
         """Seconds for the whole workload in a new engine, so that nothing is left from the round before."""

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -30,6 +30,7 @@ import torch
 
 from agentrl.cluster.rpc import RpcClient, RpcServer, connected
 from agentrl.record.protocols import Bucket, WeightGroup, WeightReceivers
+from agentrl.weights.bucket import BucketLayout
 from agentrl.weights.collective import CollectiveSender
 from agentrl.weights.disk import DiskSender
 from agentrl.weights.receiver import ParameterReceiver
@@ -113,7 +114,7 @@ def receivers(folder: Path, count: int, gigabytes: float) -> Iterator[list[str]]
 
 
 @asynccontextmanager
-async def clients_of(addresses: Sequence[str]) -> Any:
+async def clients_of(addresses: Sequence[str]) -> AsyncIterator[list[Receiving]]:
     clients = [RpcClient(address, Receiving, name=address) for address in addresses]
     async with connected(*clients):
         yield [client.proxy for client in clients]
@@ -161,7 +162,11 @@ async def measure(gigabytes: float, rounds: int, bucket_mb: int, folder: Path) -
         "disk": (DiskSender(folder / "disk", bucket_mb * 2**20), 1),
         "collective": (
             CollectiveSender(
-                bucket_mb * 2**20, backend="gloo", device=torch.device("cpu"), host="127.0.0.1", timeout=60
+                BucketLayout(bucket_mb * 2**20),
+                backend="gloo",
+                device=torch.device("cpu"),
+                host="127.0.0.1",
+                timeout=60,
             ),
             2,
         ),

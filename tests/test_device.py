@@ -18,6 +18,7 @@ from agentrl.cluster.process import make_sender
 from agentrl.config import load_config
 from agentrl.device import DEVICE_TYPES, Device, DeviceError, _free_main_memory, compute_environment, get_device
 from agentrl.record.protocols import WeightGroup, WeightReceivers
+from agentrl.weights.bucket import BucketLayout
 from agentrl.weights.collective import CollectiveSender
 from agentrl.weights.process_group import open_store
 from tests.support.fake_npu import FakeNpu, install_torch_npu
@@ -269,7 +270,7 @@ def test_the_group_that_engines_are_told_of_has_that_backend(npu: Device, monkey
     joined: list[WeightGroup] = []
     monkeypatch.setattr("agentrl.weights.collective.join_group", lambda group, rank, store: joined.append(group))
     sender = CollectiveSender(
-        100, backend=npu.collective_backend, device=torch.device("cpu"), host="127.0.0.1", timeout=5
+        BucketLayout(100), backend=npu.collective_backend, device=torch.device("cpu"), host="127.0.0.1", timeout=5
     )
 
     async def join(group: WeightGroup) -> None:
@@ -284,6 +285,7 @@ MEMBER = """
 import sys
 import torch
 from agentrl.record.protocols import WeightGroup
+from agentrl.weights.bucket import BucketLayout
 from agentrl.weights.collective import broadcast
 from agentrl.weights.process_group import join_group, leave_group
 from tests.support.fake_npu import register_hccl

@@ -155,11 +155,15 @@ def make_sender(config: RunConfig, segments: Path) -> WeightSender:
         from agentrl.weights.disk import DiskSender
 
         return DiskSender(Path(config.weights.directory or segments), nbytes)
+    from agentrl.weights.bucket import BucketLayout
     from agentrl.weights.collective import CollectiveSender
 
     device = get_device(config.trainer.device)
+    # SGLang takes a bucket for the tensors of one type, one directly after the other.
+    sglang = config.rollout.engine == "sglang"
+    layout = BucketLayout(nbytes, alignment=1, split=False, one_dtype=True) if sglang else BucketLayout(nbytes)
     return CollectiveSender(
-        nbytes,
+        layout,
         backend=device.collective_backend,
         device=device.torch_device(),
         host=config.weights.host or (socket.gethostname() if config.rollout.engine_urls else "127.0.0.1"),

@@ -112,6 +112,13 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
             f"set rollout.n_gpus_per_node to {rollout.tensor_parallel_size}, or rollout.tensor_parallel_size to 1",
             others=("rollout.tensor_parallel_size",),
         )
+    if rollout.engine == "sglang" and config.weight_transport == "shm":
+        yield Problem(
+            "weights.transport",
+            "is shm, which SGLang's processes do not read",
+            "set weights.transport to disk (on one machine its files lie in memory) or collective",
+            others=("rollout.engine",),
+        )
     if rollout.engine != "torch":
         for name in rollout.engine_args.keys() & names.ENGINE_ARGUMENTS[rollout.engine].keys():
             own = names.ENGINE_ARGUMENTS[rollout.engine][name]

@@ -165,7 +165,7 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
         for key in ("engine_urls", "engine_args", "tensor_parallel_size"):
             yield Problem(
                 f"rollout.{key}",
-                "has no effect with rollout.engine = torch, whose engines are processes of the run with one device each",
+                "has no effect with rollout.engine = torch, whose engines are the run's own, with one device each",
                 f"remove it, or set rollout.engine to vllm or sglang (to clear what a file says: "
                 f"rollout.{key}={_CLEARED[key]})",
                 others=("rollout.engine",),

@@ -116,13 +116,20 @@ ENGINE_ARGUMENTS = {
         "disable_log_stats": "agentrl's own need: its counters",
     },
     "sglang": {
-        "model_path": "model.path",
+        **dict.fromkeys(("model_path", "model"), "model.path"),
+        **dict.fromkeys(("host", "port"), "rollout.engine_urls, for a server that is started elsewhere"),
+        **dict.fromkeys(("tp_size", "tensor_parallel_size", "tp"), "rollout.tensor_parallel_size"),
+        **dict.fromkeys(("dp_size", "data_parallel_size", "dp"), "rollout.n_gpus_per_node, for more engines"),
+        **dict.fromkeys(("pp_size", "pipeline_parallel_size", "pp"), "rollout.tensor_parallel_size"),
         "dtype": "model.dtype",
+        "device": "trainer.device",
         "context_length": "rollout.max_model_len",
         "max_running_requests": "rollout.max_batch_size",
         "max_total_tokens": "rollout.kv_cache_tokens",
-        "tp_size": "rollout.tensor_parallel_size",
         "random_seed": "data.seed",
+        "weight_version": "nothing: versions are the trainer's",
+        "skip_tokenizer_init": "nothing: rollout.stop needs the tokenizer",
+        "allow_auto_truncate": "rollout.max_model_len",
     },
 }
 """Arguments of an engine that agentrl gives itself, by engine, and what says them."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.config import RunConfig
+from agentrl.config.names import ENGINE_ARGUMENTS
 from agentrl.engine.continuation import Part
 from agentrl.record import EngineError, WeightTransferError
 from agentrl.record.protocols import Bucket, GenerateRequest, WeightGroup
@@ -224,23 +225,7 @@ def checkpoint_names(model_path: str) -> frozenset[str]:
     return frozenset(name for name in names if not name.endswith("rotary_emb.inv_freq"))
 
 
-OWN_ARGUMENTS = {
-    **dict.fromkeys(("model_path", "model"), "model.path"),
-    **dict.fromkeys(("host", "port"), "rollout.engine_urls, for a server that is started elsewhere"),
-    **dict.fromkeys(("tp_size", "tensor_parallel_size", "tp"), "rollout.tensor_parallel_size"),
-    **dict.fromkeys(("dp_size", "data_parallel_size", "dp"), "rollout.n_gpus_per_node, for more engines"),
-    **dict.fromkeys(("pp_size", "pipeline_parallel_size", "pp"), "rollout.tensor_parallel_size"),
-    "dtype": "model.dtype",
-    "device": "trainer.device",
-    "context_length": "rollout.max_model_len",
-    "max_running_requests": "rollout.max_batch_size",
-    "max_total_tokens": "rollout.kv_cache_tokens",
-    "random_seed": "data.seed",
-    "weight_version": "nothing: versions are the trainer's",
-    "skip_tokenizer_init": "nothing: rollout.stop needs the tokenizer",
-    "allow_auto_truncate": "rollout.max_model_len",
-}
-"""Arguments of SGLang that agentrl gives itself, and what says them instead."""
+OWN_ARGUMENTS = ENGINE_ARGUMENTS["sglang"]
 
 
 def server_arguments(config: RunConfig, model_path: str, index: int, *, device: str, port: int) -> list[str]:

@@ -22,11 +22,13 @@ class BucketLayout:
         alignment: slices start at multiples of it.
         split: whether a tensor may lie in several buckets; if not, one that is larger than a bucket gets a larger one
             to itself.
+        one_dtype: whether a bucket's tensors are all of the same type.
     """
 
     nbytes: int
     alignment: int = 64
     split: bool = True
+    one_dtype: bool = False
 
 
 def pack(tensors: Iterable[tuple[str, torch.Tensor]], layout: BucketLayout) -> Iterator[Pieces]:
@@ -41,7 +43,8 @@ def pack(tensors: Iterable[tuple[str, torch.Tensor]], layout: BucketLayout) -> I
         while sent < nbytes or (sent == 0 and nbytes == 0):
             used = -(-used // layout.alignment) * layout.alignment
             wanted = 1 if layout.split else nbytes
-            if bucket and used + wanted > layout.nbytes:
+            mixed = layout.one_dtype and bool(bucket) and bucket[-1][0].dtype != dtype
+            if bucket and (mixed or used + wanted > layout.nbytes):
                 yield bucket
                 bucket, used = [], 0
             size = min(nbytes - sent, layout.nbytes - used) if layout.split else nbytes
@@ -99,7 +102,7 @@ class Checksum:
 
     def __init__(self, data: torch.Tensor) -> None:
         self._data = data
-        self._bytes = data.numpy() if data.device.type == "cpu" else None
+        self._bytes = memoryview(data.numpy()) if data.device.type == "cpu" else None
         self._hash = xxhash.xxh3_64()
         self._done = 0
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
+import secrets
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -29,23 +28,21 @@ class CollectiveSender(WeightSender):
     `timeout`.
 
     Args:
+        layout: of the buckets.
         backend: gloo, nccl or hccl.
         device: that the backend sends from.
         host: how engines reach this machine.
         timeout: seconds to wait for members, and for each broadcast.
     """
 
-    def __init__(
-        self, bucket_bytes: int, *, backend: str, device: torch.device, host: str, timeout: float, alignment: int = 64
-    ) -> None:
-        super().__init__(BucketLayout(bucket_bytes, alignment=alignment))
+    def __init__(self, layout: BucketLayout, *, backend: str, device: torch.device, host: str, timeout: float) -> None:
+        super().__init__(layout)
         self._backend = backend
         self._host = host
         self._timeout = timeout
-        self._buffers = [torch.empty(bucket_bytes, dtype=torch.uint8, device=device) for _ in range(self._places)]
+        self._buffers = [torch.empty(layout.nbytes, dtype=torch.uint8, device=device) for _ in range(self._places)]
         self._members: WeightReceivers | None = None
         self._group: ProcessGroup | None = None
-        self._numbers = itertools.count()
         # One thread, so that broadcasts leave in the order of their buckets.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="broadcast")
 
@@ -56,7 +53,7 @@ class CollectiveSender(WeightSender):
         world_size = 1 + sum(receivers.workers)
         store = open_store(self._host, world_size, self._timeout)
         group = WeightGroup(
-            f"agentrl-weights-{os.getpid()}-{next(self._numbers)}",
+            f"agentrl-weights-{secrets.token_hex(6)}",
             f"{self._host}:{store.port}",
             self._backend,
             world_size,
@@ -90,6 +87,8 @@ class CollectiveSender(WeightSender):
 
     def _fill(self, place: int, index: int, pieces: Pieces) -> Bucket:
         nbytes = bucket_nbytes(pieces)
+        if nbytes > self._buffers[place].numel():  # for one tensor that may not be split
+            self._buffers[place] = torch.empty(nbytes, dtype=torch.uint8, device=self._buffers[place].device)
         total = fill(self._buffers[place], pieces)
         return Bucket(index, "", nbytes, total, tuple(piece for piece, _ in pieces))
 

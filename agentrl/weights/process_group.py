@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -11,12 +11,13 @@ from agentrl.record import WeightTransferError
 from agentrl.record.protocols import WeightGroup
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup, TCPStore
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import ProcessGroup
 
 
 def open_store(host: str, world_size: int, timeout: float) -> TCPStore:
     """Serves the store of a new group, on a free port of all interfaces; `host` is how the others reach it."""
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     return TCPStore(
         host, 0, world_size, is_master=True, timeout=timedelta(seconds=timeout), wait_for_workers=False
@@ -36,14 +37,14 @@ def join_group(group: WeightGroup, rank: int, store: TCPStore | None = None) -> 
     Raises:
         WeightTransferError: the others were not in time, or torch has no such backend.
     """
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
     from torch.distributed import distributed_c10d as c10d
 
     timeout = timedelta(seconds=group.timeout)
     host, _, port = group.address.rpartition(":")
     try:
         if store is None:
-            store = dist.TCPStore(
+            store = TCPStore(
                 host, int(port), group.world_size, is_master=False, timeout=timeout, wait_for_workers=False
             )
         made, _ = c10d._new_process_group_helper(
@@ -51,7 +52,7 @@ def join_group(group: WeightGroup, rank: int, store: TCPStore | None = None) -> 
             rank,
             [],
             c10d.Backend(group.backend),
-            dist.PrefixStore(group.name, store),
+            PrefixStore(group.name, store),
             group_name=c10d.GroupName(group.name),
             timeout=timeout,
         )
@@ -62,7 +63,7 @@ def join_group(group: WeightGroup, rank: int, store: TCPStore | None = None) -> 
         ) from error
     # As `new_group` does: without it, calls by global rank (`broadcast(src=0)`) would not know the members.
     c10d._world.pg_group_ranks[made] = {member: member for member in range(group.world_size)}
-    return made
+    return cast("ProcessGroup", made)
 
 
 def broadcast(group: ProcessGroup, data: torch.Tensor) -> None:
@@ -87,7 +88,9 @@ def leave_group(group: ProcessGroup) -> None:
 
     hccl = None if group._device_types[0].type != "npu" else group._get_backend(torch.device("npu"))
     if hccl is not None and hasattr(hccl, "abort_hccl_comm"):
-        hccl.abort_hccl_comm("weight transfer")  # torch_npu does not override torch's `abort`, which does nothing
+        cast(Any, hccl).abort_hccl_comm(
+            "weight transfer"
+        )  # torch_npu does not override torch's `abort`, which does nothing
     else:
         group.abort()
     for table in (c10d._world.pg_group_ranks, c10d._world.pg_map, c10d._world.pg_names):

@@ -104,6 +104,9 @@ def test_a_dump_holds_every_key_that_has_an_effect() -> None:
         "data.val_args",
         "data.sampler_args",
         "environments",
+        "rollout.engine_urls",
+        "rollout.engine_args",
+        "rollout.tensor_parallel_size",
         "algorithm.gae_timestep",
         "algorithm.gdpo_reward_keys",
         "algorithm.gdpo_reward_weights",
@@ -122,6 +125,8 @@ def test_a_dump_holds_every_key_that_has_an_effect() -> None:
         "actor.kl_loss_coef",
         "actor.kl_loss_type",
         "actor.optim.min_lr_ratio",
+        "weights.directory",
+        "weights.host",
         "trainer.critic_warmup",
     ]
 

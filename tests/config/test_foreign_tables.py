@@ -77,6 +77,7 @@ GAE_KEYS = (
 )
 
 AROUND: dict[str, dict[str, Any]] = {
+    "rollout.tensor_parallel_size": {"rollout": {"engine": "vllm", "n_gpus_per_node": 3}},
     "actor.loss_scale_factor": {"actor": {"loss_agg_mode": "seq-mean-token-sum-norm"}},
     "actor.loss_mode": {"actor": {"loss_agg_mode": "seq-mean-token-mean"}},
     "actor.tau_pos": {"actor": {"loss_mode": "sapo", "loss_agg_mode": "seq-mean-token-mean"}},

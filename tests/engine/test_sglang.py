@@ -627,7 +627,13 @@ async def test_weights_over_a_process_group(sglang_package: None, request_of: Re
     """SGLang makes its group as the protocol server does; it gets flat buckets without gaps."""
     engine = await start_sglang_engine(config_of("weights.timeout=10"), str(tiny_model_path()), 0)
     engine._expected = frozenset({"weight", "layer.0"})
-    sender = CollectiveSender(4096, backend="gloo", device=torch.device("cpu"), host="127.0.0.1", timeout=10)
+    sender = CollectiveSender(
+        BucketLayout(4096),
+        backend="gloo",
+        device=torch.device("cpu"),
+        host="127.0.0.1",
+        timeout=10,
+    )
     try:
         tensors = [(f"layer.{i}", torch.full((301,), float(i), dtype=torch.bfloat16)) for i in range(9)]
         tensors.append(("weight", torch.full((7,), 3.0, dtype=torch.bfloat16)))
@@ -638,7 +644,7 @@ async def test_weights_over_a_process_group(sglang_package: None, request_of: Re
         await engine.start_weight_update()
         with pytest.raises(WeightTransferError, match=r"alignment=1, split=False"):
             await sender.send(tensors, engine.update_weights)
-        sender.layout = BucketLayout(4096, alignment=1, split=False)
+        sender.layout = BucketLayout(4096, alignment=1, split=False, one_dtype=True)
         await sender.connect(WeightReceivers(("sglang",), (1,)), engine.join_weight_group)
         await engine.start_weight_update()
         await sender.send(tensors, engine.update_weights)

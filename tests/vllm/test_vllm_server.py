@@ -21,6 +21,7 @@ from agentrl.engine.vllm_server import connect_vllm_server
 from agentrl.record import EngineDied, EngineError
 from agentrl.record.protocols import WeightReceivers
 from agentrl.tiny import tiny_model_path
+from agentrl.weights.bucket import BucketLayout
 from agentrl.weights.collective import CollectiveSender
 from tests.vllm.conftest import Background, expected_logprobs, prompt, request_of
 
@@ -94,7 +95,9 @@ def test_updates_under_running_requests(remote: Any, publish: Any, weights: list
     """By broadcast over gloo, as to another machine; every token is of the version that it says."""
 
     async def play() -> tuple[list[Any], list[Any], dict[int, int], int]:
-        sender = CollectiveSender(200_000, backend="gloo", device=torch.device("cpu"), host="127.0.0.1", timeout=30)
+        sender = CollectiveSender(
+            BucketLayout(200_000), backend="gloo", device=torch.device("cpu"), host="127.0.0.1", timeout=30
+        )
         await sender.connect(WeightReceivers(("engine-0#0",), (1,)), remote.join_weight_group)
         model_of = {await publish(remote, weights[1], sender=sender): 1}
         requests = [request_of(prompt(10 + i, i), 700 + i, max_tokens=300) for i in range(4)]

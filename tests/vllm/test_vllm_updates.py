@@ -13,6 +13,7 @@ import pytest
 
 from agentrl.record import EngineError, WeightTransferError
 from agentrl.record.protocols import Bucket, WeightReceivers
+from agentrl.weights.bucket import BucketLayout
 from agentrl.weights.collective import CollectiveSender
 from agentrl.weights.disk import DiskSender
 from agentrl.weights.segment import Segment
@@ -164,7 +165,9 @@ def test_the_other_transports_bring_the_same_weights(
         if transport == "disk":
             sender: Any = DiskSender(tmp_path, 200_000)
         else:
-            sender = CollectiveSender(200_000, backend="gloo", device=torch.device("cpu"), host="127.0.0.1", timeout=30)
+            sender = CollectiveSender(
+                BucketLayout(200_000), backend="gloo", device=torch.device("cpu"), host="127.0.0.1", timeout=30
+            )
             await sender.connect(WeightReceivers(("engine-0#0",), (1,)), engine.join_weight_group)
         await publish(engine, weights[3])
         by_shm = await engine.weight_checksums()
