@@ -147,6 +147,7 @@ class LocalHost:
         if not child.role.startswith("engine") or not (again or others or self._returning):
             raise self._processes.failure(child)
         self._processes.children.remove(child)
+        self._processes.end_session(child)
         self._returning |= {child.role} if again else set()
         log.warning(
             "the %s process %s and %s; its log is %s",

@@ -207,7 +207,7 @@ def _die_with_parent(lifeline: int, spec: RunSpec) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(5.0)
-    os._exit(1)
+    os.killpg(os.getpgrp(), signal.SIGKILL)  # this process, and what it started
 
 
 def _known(error: BaseException) -> Exception | None:

@@ -149,12 +149,15 @@ class Processes:
                     process.kill()
                 await process.wait()
         for child in self.children:
-            # Whatever an agent or environment left behind in the process's session goes with it.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.process.pid, signal.SIGKILL)
+            self.end_session(child)
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
         self._folders = []
+
+    def end_session(self, child: Child) -> None:
+        """Whatever a process left behind goes with it: what an agent or environment started, an engine's workers."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.process.pid, signal.SIGKILL)
 
     def failure(self, child: Child) -> ProcessFailed:
         """What to raise because of the end of a process."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,18 @@ def play(config: RunConfig, when: Any = lambda state, host: None) -> tuple[Path,
 
 
 def left_behind() -> list[str]:
-    """Processes of vLLM that nobody has any more."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "name"]):
-        words = " ".join(process.info["cmdline"] or [process.info["name"] or ""])
-        if "VLLM" in words or "agentrl.cluster.process" in words:
-            found.append(words)
-    return found
+    """Processes of vLLM that nobody has any more; what was killed may take a moment to be gone."""
+    deadline = time.monotonic() + 5
+    while True:
+        found = []
+        for process in psutil.process_iter(["cmdline", "name", "status"]):
+            words = " ".join(process.info["cmdline"] or [process.info["name"] or ""])
+            dead = process.info["status"] in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+            if not dead and ("VLLM" in words or "agentrl.cluster.process" in words):
+                found.append(words.strip())
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
 
 
 def test_engine_and_trainer_agree_on_log_probs(tmp_path: Path) -> None:
