@@ -11,6 +11,8 @@ from agentrl.session import ChatFormat
 from agentrl.tiny import tiny_model_path
 
 collect_ignore = [folder for folder, package in (("parity", "verl"), ("vllm", "vllm")) if not find_spec(package)]
+if not find_spec("sglang"):
+    collect_ignore.append("engine/test_sglang_contract.py")
 """`make parity` and `make test-vllm` run those tests where verl and vLLM are installed."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import xxhash
@@ -102,7 +103,7 @@ class Checksum:
 
     def __init__(self, data: torch.Tensor) -> None:
         self._data = data
-        self._bytes = memoryview(data.numpy()) if data.device.type == "cpu" else None
+        self._bytes: Any = data.numpy() if data.device.type == "cpu" else None
         self._hash = xxhash.xxh3_64()
         self._done = 0
 

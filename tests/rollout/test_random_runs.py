@@ -200,6 +200,8 @@ class Sender:
     def __init__(self, world: World) -> None:
         self.world = world
 
+    async def connect(self, receivers: Any, join: Any) -> None: ...
+
     async def send(self, tensors: str, deliver: Any) -> int:
         async def one(index: int) -> None:
             await self.world.hold(0.3)
