@@ -7,6 +7,7 @@ from typing import Protocol
 
 from agentrl.config import RunConfig
 from agentrl.device import get_device
+from agentrl.engine.placement import engine_places
 from agentrl.record.protocols import Engine
 
 
@@ -37,8 +38,7 @@ async def load_engine(config: RunConfig, model_path: str, index: int) -> Running
         from agentrl.engine.torch_engine import load_torch_engine
 
         device = get_device(config.trainer.device)
-        # The trainer has the first device, engines the next ones; they share where there are fewer.
-        place = (1 + index) % device.count()
+        (place,) = engine_places(device, 1, index)
         return await asyncio.to_thread(
             load_torch_engine,
             model_path,

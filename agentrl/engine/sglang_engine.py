@@ -1,108 +1,35 @@
-"""SGLang's HTTP server as an engine: started here as a child process, or by somebody else."""
+"""SGLang's HTTP server as an engine."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import json
-import os
-import signal
-import socket
-import sys
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from agentrl.config import RunConfig
-from agentrl.device import get_device
 from agentrl.engine import sglang_payloads as payloads
+from agentrl.engine.busy_clock import BusyClock
+from agentrl.engine.checkpoint import checkpoint_shapes
 from agentrl.engine.continuation import Part, continued
 from agentrl.engine.request_checks import check_request
-from agentrl.engine.stop_text import StopText
+from agentrl.engine.sglang_server import ANSWER_SECONDS, SglangServer, check_server, healthy, start_server
+from agentrl.engine.stop_text import Decode, StopText, load_decode
 from agentrl.record import EngineDied, EngineError, WeightTransferError
 from agentrl.record.protocols import Bucket, EngineStats, GenerateRequest, GenerateResult, PauseMode, WeightGroup
 from agentrl.weights.bucket import checksum
 from agentrl.weights.sources import BucketSource
 
 _HEALTH_SECONDS = 1.0
-_ANSWER_SECONDS = 30.0
 _MOST_FAILURES = 3
-_START_SECONDS = 1800.0
-_STOP_SECONDS = 10.0
 _ABORT_SECONDS = 5.0
 """How long an aborted request may take to hand out what it has; then it ends with nothing."""
 _ABORT_AGAIN_SECONDS = 0.2
 _FLUSH_AGAIN_SECONDS = 0.2
-
-
-class SglangServer:
-    """Calls of SGLang's HTTP server. One that refuses a connection is gone; what it answers with an error failed.
-
-    Args:
-        process: the server, if it is ours to end.
-    """
-
-    def __init__(self, url: str, process: asyncio.subprocess.Process | None = None) -> None:
-        self.url = url.rstrip("/")
-        self.process = process
-        # A connection for each call: one that is kept may be closed by the server in the moment it is used again.
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=aiohttp.ClientTimeout(total=None)
-        )
-
-    async def call(self, path: str, body: dict[str, Any] | None = None, *, seconds: float | None = None) -> str:
-        """Posts a body, or gets where there is none; returns the answer's text.
-
-        Raises:
-            EngineDied: nobody is there.
-            EngineError: the server answers with an error, or not in `seconds`.
-        """
-        where = self.url + path
-        try:
-            async with (
-                asyncio.timeout(seconds),
-                self._session.request("GET" if body is None else "POST", where, json=body) as response,
-            ):
-                text = await response.text()
-        except TimeoutError as error:
-            raise EngineError(f"{where} did not answer within {seconds:g} s") from error
-        except aiohttp.ClientConnectionError as error:
-            raise EngineDied(f"{self.url} is gone: {error}") from error
-        except (aiohttp.ClientError, UnicodeDecodeError) as error:
-            raise EngineError(f"{where}: {type(error).__name__}: {error}") from error
-        if response.status >= 400:
-            raise EngineError(f"{where} answered {response.status}: {text:.500}")
-        return text
-
-    async def json(self, path: str, body: dict[str, Any] | None = None, *, seconds: float | None = None) -> Any:
-        """The same, for answers that are JSON objects; one that says `success: false` is an error too."""
-        text = await self.call(path, body, seconds=seconds)
-        try:
-            answer = json.loads(text)
-        except ValueError as error:
-            raise EngineError(f"{self.url}{path} answered something that is not JSON: {text:.200}") from error
-        if not isinstance(answer, dict) or answer.get("success") is False:
-            raise EngineError(f"{self.url}{path} answered {text:.500}")
-        return answer
-
-    async def close(self) -> None:
-        """Ends the server if it is ours, with all its processes."""
-        await self._session.close()
-        if self.process is not None and self.process.returncode is None:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.process.pid, number)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_STOP_SECONDS):
-                        await self.process.wait()
-                        return
 
 
 @dataclass(eq=False, slots=True)
@@ -149,7 +76,7 @@ class SglangEngine:
         vocabulary: int,
         keeps_cache: bool,
         timeout: float,
-        expected: frozenset[str] = frozenset(),
+        expected: Iterable[str] = (),
         workers: int = 1,
     ) -> None:
         self._server = server
@@ -158,23 +85,20 @@ class SglangEngine:
         self._vocabulary = vocabulary
         self._keeps_cache = keeps_cache
         self._timeout = timeout
-        self._expected = expected
+        self._expected = frozenset(expected)
         self._workers = workers
         self._version = 0
         self._tickets: dict[str, _Ticket] = {}
         self._admitting, self._running, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
         for event in (self._admitting, self._running, self._idle):
             event.set()
-        self._in_flight = 0
         self._update: _Update | None = None
         self._group: str | None = None
         self._source = BucketSource()
-        self._tokenizer: Any = None
+        self._decode: Decode | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._paused_since: float | None = None
-        self._busy_since: float | None = None
-        self._paused_seconds = self._busy = 0.0
+        self._clock = BusyClock()
         self._generated = self._prompted = self._cached = 0
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
@@ -183,7 +107,7 @@ class SglangEngine:
             raise EngineError(f"a request {request.request_id} is running already")
         completes_stop = None
         if request.stop:
-            completes_stop = StopText(request.stop, await self._decode()).ends_with
+            completes_stop = StopText(request.stop, await self._decoder()).ends_with
         ticket = self._tickets[request.request_id] = _Ticket()
         try:
             await self._until(self._admitting, ticket)
@@ -220,11 +144,8 @@ class SglangEngine:
     async def resume(self) -> None:
         if self._update is not None:
             raise EngineError("the weights are a mixture, or none: finish an update before the engine goes on")
-        await self._server.json("/continue_generation", {"torch_empty_cache": False}, seconds=_ANSWER_SECONDS)
-        if self._paused_since is not None:
-            self._paused_seconds += time.perf_counter() - self._paused_since
-        self._paused_since = None
-        self._count(0)
+        await self._server.json("/continue_generation", {"torch_empty_cache": False}, seconds=ANSWER_SECONDS)
+        self._clock.resume()
         self._running.set()
         self._admitting.set()
 
@@ -247,7 +168,7 @@ class SglangEngine:
         self._group = group.name
 
     async def start_weight_update(self) -> None:
-        if self._paused_since is None:
+        if not self._clock.paused:
             raise EngineError("pause the engine before a weight update")
         await self._give_up_update()
         self._update = _Update()
@@ -284,14 +205,13 @@ class SglangEngine:
         self._update = None
 
     async def stats(self) -> EngineStats:
-        busy = self._busy + (0.0 if self._busy_since is None else time.perf_counter() - self._busy_since)
-        running = self._in_flight if self._running.is_set() else 0
+        running = self._clock.in_flight if self._running.is_set() else 0
         return EngineStats(
             self._version,
             self._generated,
             self._prompted,
-            busy,
-            self._paused_seconds,
+            self._clock.busy_seconds,
+            self._clock.paused_seconds,
             running,
             len(self._tickets) - running,
             self._cached,
@@ -314,7 +234,7 @@ class SglangEngine:
                 raise EngineDied(f"SGLang has ended with status {process.returncode}")
             try:
                 # Not /health: it asks for a token, which nobody gets during a pause.
-                found = (await self._server.json("/model_info", seconds=_ANSWER_SECONDS)).get("weight_version")
+                found = (await self._server.json("/model_info", seconds=ANSWER_SECONDS)).get("weight_version")
             except EngineDied:
                 if self._closed:
                     continue
@@ -369,20 +289,18 @@ class SglangEngine:
         until = time.perf_counter() + _ABORT_SECONDS
         while not call.done() and time.perf_counter() < until:
             # Again and again: the server does not know a request that it has not read yet.
-            await self._server.call("/abort_request", {"rid": rid}, seconds=_ANSWER_SECONDS)
+            await self._server.call("/abort_request", {"rid": rid}, seconds=ANSWER_SECONDS)
             await asyncio.wait((call,), timeout=_ABORT_AGAIN_SECONDS)
 
     async def _forget(self, rid: str) -> None:
         """Nobody waits for that request any more."""
         with contextlib.suppress(EngineError):  # `watch` says so if the server is gone
-            await self._server.call("/abort_request", {"rid": rid}, seconds=_ANSWER_SECONDS)
+            await self._server.call("/abort_request", {"rid": rid}, seconds=ANSWER_SECONDS)
 
     async def _pause_server(self, mode: str) -> None:
-        await self._server.json("/pause_generation", {"mode": mode}, seconds=_ANSWER_SECONDS)
+        await self._server.json("/pause_generation", {"mode": mode}, seconds=ANSWER_SECONDS)
         self._running.clear()
-        if self._paused_since is None:
-            self._paused_since = time.perf_counter()
-            self._count(0)
+        self._clock.pause()
 
     async def _take_file(self, update: _Update, bucket: Bucket) -> None:
         file = Path(bucket.segment)
@@ -455,23 +373,19 @@ class SglangEngine:
                 for wait in waits:
                     wait.cancel()
 
-    async def _decode(self) -> Any:
-        if self._tokenizer is None:
-            self._tokenizer = await asyncio.to_thread(_load_tokenizer, self._model_path)
-        tokenizer = self._tokenizer
-        return lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    async def _decoder(self) -> Decode:
+        if self._decode is None:
+            self._decode = await asyncio.to_thread(load_decode, self._model_path)
+        if self._decode is None:
+            raise EngineError(f"there is no tokenizer in {self._model_path} to find stop texts with")
+        return self._decode
 
     def _count(self, change: int) -> None:
-        """Notes how many requests are in flight: the engine is busy while there are any and it is not paused."""
-        self._in_flight += change
-        if self._in_flight:
+        self._clock.count(change)
+        if self._clock.in_flight:
             self._idle.clear()
         else:
             self._idle.set()
-        now, busy = time.perf_counter(), self._in_flight > 0 and self._paused_since is None
-        if self._busy_since is not None:
-            self._busy += now - self._busy_since
-        self._busy_since = now if busy else None
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -485,12 +399,6 @@ _NO_SHM = (
 )
 
 
-def _load_tokenizer(model_path: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(model_path)
-
-
 async def start_sglang_engine(config: RunConfig, model_path: str, index: int) -> SglangEngine:
     """The engine of that index: a server of `rollout.engine_urls`, or one started here.
 
@@ -498,16 +406,14 @@ async def start_sglang_engine(config: RunConfig, model_path: str, index: int) ->
         EngineError: SGLang is not installed, did not start, or was started without what training needs.
     """
     rollout = config.rollout
-    if config.weight_transport == "shm":
-        raise EngineError(_NO_SHM)
     if rollout.engine_urls:
         server = SglangServer(rollout.engine_urls[index])
     else:
-        server = await _start_server(config, model_path, index)
+        server = await start_server(config, model_path, index)
     try:
         if server.process is not None:
-            await _healthy(server, server.process)
-        workers = _check_server(config, server.url, await server.json("/server_info", seconds=_ANSWER_SECONDS))
+            await healthy(server, server.process)
+        workers = check_server(config, server.url, await server.json("/server_info", seconds=ANSWER_SECONDS))
         engine = SglangEngine(
             server,
             model_path,
@@ -515,89 +421,15 @@ async def start_sglang_engine(config: RunConfig, model_path: str, index: int) ->
             vocabulary=await asyncio.to_thread(_vocabulary, model_path),
             keeps_cache=rollout.kv_on_update == "keep",
             timeout=config.weights.timeout,
-            expected=await asyncio.to_thread(payloads.checkpoint_names, model_path),
+            expected=await asyncio.to_thread(checkpoint_shapes, model_path),
             workers=workers,
         )
         await engine.resume()  # whoever used the server before may have left it paused
-        await server.json("/update_weight_version", payloads.version_payload(0), seconds=_ANSWER_SECONDS)
+        await server.json("/update_weight_version", payloads.version_payload(0), seconds=ANSWER_SECONDS)
     except BaseException:
         await server.close()
         raise
     return engine
-
-
-async def _start_server(config: RunConfig, model_path: str, index: int) -> SglangServer:
-    if find_spec("sglang") is None:
-        raise EngineError("rollout.engine = sglang, but SGLang is not installed: pip install 'agentrl[sglang]'")
-    device = get_device(config.trainer.device)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    arguments = payloads.server_arguments(config, model_path, index, device=device.type, port=port)
-    size = config.rollout.tensor_parallel_size
-    # The trainer has the first device, engines the next ones; they share where there are fewer.
-    places = [(1 + index * size + i) % device.count() for i in range(size)] if device.type != "cpu" else []
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-    def die_with_parent() -> None:
-        if libc is not None:
-            libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG; SGLang's own children do the same
-
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sglang.launch_server", *arguments),
-        env={
-            **os.environ,
-            **device.environment(places),
-            "OMP_NUM_THREADS": str(config.rollout.threads),
-            # The context is a little longer than the longest sequence, which may be all that the model has.
-            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
-            "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",
-        },
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=2,
-        start_new_session=True,
-        preexec_fn=die_with_parent,
-    )
-    return SglangServer(f"http://127.0.0.1:{port}", process)
-
-
-async def _healthy(server: SglangServer, process: asyncio.subprocess.Process) -> None:
-    """Waits until a server that was started gives tokens."""
-    problem: Exception | None = None
-    try:
-        async with asyncio.timeout(_START_SECONDS):
-            while process.returncode is None:
-                try:
-                    await server.call("/health_generate", seconds=_ANSWER_SECONDS)
-                    return
-                except EngineError as error:
-                    problem = error
-                await asyncio.sleep(_HEALTH_SECONDS / 4)
-    except TimeoutError as error:
-        raise EngineError(f"SGLang gave no token within {_START_SECONDS:g} s of its start: {problem}") from error
-    raise EngineError(f"SGLang has ended with status {process.returncode} while it started: its log says why")
-
-
-def _check_server(config: RunConfig, url: str, info: dict[str, Any]) -> int:
-    """Its workers, if a server is one that can be trained with."""
-    rollout = config.rollout
-    longest = info.get("max_req_input_len")
-    if longest is not None and longest < rollout.max_model_len:
-        raise EngineError(
-            f"{url} takes prompts of {longest} tokens, below rollout.max_model_len = {rollout.max_model_len}: start it "
-            f"with --context-length {rollout.max_model_len + payloads.CONTEXT_MARGIN}, and a cache that holds as many"
-        )
-    for name in ("dp_size", "pp_size"):
-        if (info.get(name) or 1) != 1:
-            raise EngineError(f"{url} has {name} {info[name]}: its weights can't be updated. Start it without")
-    if info.get("skip_tokenizer_init"):
-        raise EngineError(f"{url} runs without a tokenizer: start it without --skip-tokenizer-init")
-    if rollout.kv_on_update == "keep" and not info.get("disable_overlap_schedule"):
-        raise EngineError(
-            f"rollout.kv_on_update is keep, and {url} runs the overlap scheduler, under which the versions of tokens "
-            "would not be exact: start it with --disable-overlap-schedule, or set rollout.kv_on_update to recompute"
-        )
-    return int(info.get("tp_size") or 1)
 
 
 def _vocabulary(model_path: str) -> int:

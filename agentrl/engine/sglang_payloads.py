@@ -5,7 +5,6 @@ Written against SGLang 0.5.23. `tests/engine/test_sglang_contract.py` gives all 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -210,19 +209,6 @@ class UpdateFolder:
     def remove(self) -> None:
         """Removes folder and files; the server has read them."""
         shutil.rmtree(self.path, ignore_errors=True)
-
-
-def checkpoint_names(model_path: str) -> frozenset[str]:
-    """Tensors that an update has to bring: those of the checkpoint, where it is a folder of safetensors."""
-    names: set[str] = set()
-    for file in Path(model_path).glob("*.safetensors"):
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        names |= header.keys() - {"__metadata__"}
-    with contextlib.suppress(OSError):
-        if json.loads((Path(model_path) / "config.json").read_text()).get("tie_word_embeddings"):
-            names.discard("lm_head.weight")
-    return frozenset(name for name in names if not name.endswith("rotary_emb.inv_freq"))
 
 
 OWN_ARGUMENTS = ENGINE_ARGUMENTS["sglang"]

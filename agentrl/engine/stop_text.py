@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from typing import Any
+
+log = logging.getLogger(__name__)
 
 Decode = Callable[[list[int]], str]
 
@@ -43,3 +47,17 @@ class StopText:
             self._known = len(self._tail)
             self._known_text = self._decode(self._tail)
         return False
+
+
+def load_decode(path: str) -> Decode | None:
+    """The text of token ids, by the tokenizer in `path`; None where there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        log.info("no tokenizer in %s, so no stop texts: %s", path, error)
+        return None
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes up where there are no files
+        return None
+    return lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -20,7 +20,7 @@ from agentrl.engine.fast_modules import FastModules
 from agentrl.engine.kv_cache import FREE_SHARE, affordable_tokens
 from agentrl.engine.request_checks import check_request
 from agentrl.engine.sequence import Sequence
-from agentrl.engine.stop_text import Decode, StopText
+from agentrl.engine.stop_text import Decode, StopText, load_decode
 from agentrl.record import EngineDied, EngineError
 from agentrl.record.protocols import Bucket, EngineStats, GenerateRequest, GenerateResult, PauseMode, WeightGroup
 from agentrl.weights.receiver import ParameterReceiver
@@ -119,6 +119,9 @@ class TorchEngine:
             drained: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
             def drain() -> None:
+                if self._paused_since is not None:  # since an update failed: what is frozen can't end
+                    _settle(drained, drained.set_result, None)
+                    return
                 self._draining = True
                 self._drained.append(lambda: _settle(drained, drained.set_result, None))
 
@@ -344,21 +347,8 @@ def load_torch_engine(
         max_model_len=max_model_len,
         kv_cache_tokens=kv_cache_tokens,
         kv_on_update=kv_on_update,
-        decode=_load_decode(path),
+        decode=load_decode(path),
     )
-
-
-def _load_decode(path: str) -> Decode | None:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        log.info("no tokenizer in %s, so no stop texts: %s", path, error)
-        return None
-    if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes up where there are no files
-        return None
-    return lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def _default_kv_cache_tokens(model: Any, max_batch_size: int, max_model_len: int) -> int:

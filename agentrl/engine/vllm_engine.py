@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from agentrl.engine.busy_clock import BusyClock
 from agentrl.engine.request_checks import check_request
 from agentrl.engine.vllm_messages import abandon, all_sent, pack_bucket, pack_group
 from agentrl.record import EngineDied, EngineError, WeightTransferError
@@ -111,10 +111,7 @@ class VllmEngine:
         self._keeps_cache = keeps_cache
         self._workers = workers
         self._version = 0
-        self._paused_since: float | None = None
-        self._paused_seconds = self._busy = 0.0
-        self._busy_since: float | None = None
-        self._in_flight = 0
+        self._clock = BusyClock()
         self._updating = False
 
     async def start(self) -> None:
@@ -137,11 +134,11 @@ class VllmEngine:
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         check_request(request, version=self._version, max_model_len=self._max_model_len, vocabulary=self._vocabulary)
-        self._count(1)
+        self._clock.count(1)
         try:
             return _result_of(request, await self._client.generate(request))
         finally:
-            self._count(-1)
+            self._clock.count(-1)
 
     async def abort(self, request_ids: list[str]) -> None:
         await self._client.abort(request_ids)
@@ -149,18 +146,13 @@ class VllmEngine:
     async def pause(self, mode: PauseMode = "keep") -> None:
         # The caches go with the pause: what is recomputed after it is computed under whatever weights there are then.
         await self._client.pause(mode, clear_cache=not self._keeps_cache)
-        if self._paused_since is None:
-            self._paused_since = time.perf_counter()
-            self._count(0)
+        self._clock.pause()
 
     async def resume(self) -> None:
         if self._updating:
             raise EngineError("the weights are a mixture: finish an update before the engine goes on")
         await self._client.resume()
-        if self._paused_since is not None:
-            self._paused_seconds += time.perf_counter() - self._paused_since
-            self._paused_since = None
-            self._count(0)
+        self._clock.resume()
 
     async def sleep(self) -> None:
         await self.pause("abort")
@@ -174,7 +166,7 @@ class VllmEngine:
         await _transfer(self._client.init_weight_transfer(pack_group(group)))
 
     async def start_weight_update(self) -> None:
-        if self._paused_since is None:
+        if not self._clock.paused:
             raise EngineError("pause the engine before a weight update")
         if self._updating:
             with contextlib.suppress(WeightTransferError):
@@ -200,15 +192,13 @@ class VllmEngine:
         return await self._client.weight_checksums()
 
     async def stats(self) -> EngineStats:
-        counters, busy = await self._client.counters(), self._busy
-        if self._busy_since is not None:
-            busy += time.perf_counter() - self._busy_since
+        counters = await self._client.counters()
         return EngineStats(
             self._version,
             counters.generated_tokens,
             max(0, counters.prompt_tokens - counters.cached_tokens),
-            busy,
-            self._paused_seconds,
+            self._clock.busy_seconds,
+            self._clock.paused_seconds,
             counters.running,
             counters.waiting,
             counters.cached_tokens,
@@ -232,14 +222,6 @@ class VllmEngine:
     def _check_updating(self) -> None:
         if not self._updating:
             raise EngineError("call start_weight_update before sending weights")
-
-    def _count(self, change: int) -> None:
-        """Notes how many requests are in flight: the engine is busy while there are any and it is not paused."""
-        self._in_flight += change
-        now, busy = time.perf_counter(), self._in_flight > 0 and self._paused_since is None
-        if self._busy_since is not None:
-            self._busy += now - self._busy_since
-        self._busy_since = now if busy else None
 
 
 def sampling_parameters(request: GenerateRequest) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from agentrl.ascend import ENGINE_ENVIRONMENT
 from agentrl.config import RunConfig
 from agentrl.device import Device, get_device
 from agentrl.engine.kv_cache import affordable_tokens, token_bytes
+from agentrl.engine.placement import engine_places
 from agentrl.engine.vllm_engine import VllmAnswer, VllmCounters, VllmEngine, sampling_parameters
 from agentrl.engine.vllm_plugin import WEIGHT_TRANSFER
 from agentrl.record import EngineDied, EngineError
@@ -213,8 +214,7 @@ def _environment(device: Device, devices: int, index: int) -> Mapping[str, str]:
     if device.type == "cpu":
         # Threads are limited in number, not bound to cores: several engines and the trainer share them.
         return {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    first = 1 + index * devices
-    places = [(first + i) % device.count() for i in range(devices)]
+    places = engine_places(device, devices, index)
     return {**device.environment(places), **(ENGINE_ENVIRONMENT if device.type == "npu" else {})}
 
 

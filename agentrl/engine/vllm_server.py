@@ -6,13 +6,10 @@ it, whose weight transfer its workers load; docs/engines.md has the whole comman
 
 from __future__ import annotations
 
-import asyncio
-import json
 from typing import Any
 
-import aiohttp
-
 from agentrl.config import RunConfig
+from agentrl.engine.engine_server import EngineServer
 from agentrl.engine.vllm_engine import VllmAnswer, VllmCounters, VllmEngine, sampling_parameters
 from agentrl.record import EngineDied, EngineError
 from agentrl.record.protocols import GenerateRequest, PauseMode
@@ -29,14 +26,10 @@ _MOST_FAILURES = 3
 
 
 class VllmServer:
-    """Implements `vllm_engine.VllmClient` over HTTP.
+    """Implements `vllm_engine.VllmClient` over HTTP."""
 
-    A server that refuses a connection is gone; what it answers with an error is a failed call.
-    """
-
-    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
-        self._url = url.rstrip("/")
-        self._session = session
+    def __init__(self, url: str) -> None:
+        self._server = EngineServer(url, not_found="start it with VLLM_SERVER_DEV_MODE=1 (docs/engines.md)")
         self._unhealthy = 0
 
     async def generate(self, request: GenerateRequest) -> VllmAnswer:
@@ -55,7 +48,9 @@ class VllmServer:
             logprobs = [token["logprob"] for token in content]
             return VllmAnswer(choice["token_ids"] or (), logprobs, spans, choice["finish_reason"])
         except (KeyError, TypeError, ValueError) as error:
-            raise EngineError(f"{self._url} gave no answer to request {request.request_id}: {answer!r:.500}") from error
+            raise EngineError(
+                f"{self._server.url} gave no answer to request {request.request_id}: {answer!r:.500}"
+            ) from error
 
     async def abort(self, request_ids: list[str]) -> None:
         if request_ids:  # none would mean all
@@ -97,19 +92,18 @@ class VllmServer:
 
     async def check_health(self) -> None:
         try:
-            async with asyncio.timeout(_HEALTH_SECONDS):
-                await self._request("GET", "/health")
+            await self._server.call("/health", seconds=_HEALTH_SECONDS)
             self._unhealthy = 0
         except EngineDied:
             raise
-        except (EngineError, TimeoutError) as error:
+        except EngineError as error:
             self._unhealthy += 1
             if self._unhealthy >= _MOST_FAILURES:
-                raise EngineDied(f"{self._url} is not well: {error}") from error
+                raise EngineDied(f"{self._server.url} is not well: {error}") from error
 
     async def counters(self) -> VllmCounters:
         counters = VllmCounters()
-        for line in (await self._request("GET", "/metrics")).splitlines():
+        for line in (await self._server.call("/metrics")).splitlines():
             name, _, value = line.rpartition(" ")
             field = _METRICS.get(name.partition("{")[0])
             if field is not None:
@@ -118,41 +112,18 @@ class VllmServer:
 
     async def workers(self) -> int:
         """Processes that hold the model's weights."""
-        return int((await self._json("GET", "/get_world_size"))["world_size"])
+        return int((await self._server.json("/get_world_size"))["world_size"])
 
     async def limits(self) -> tuple[str, int]:
         """The model's name, and the longest sequence that the server takes."""
-        (model, *_) = (await self._json("GET", "/v1/models"))["data"]
+        (model, *_) = (await self._server.json("/v1/models"))["data"]
         return model["id"], int(model["max_model_len"])
 
     async def close(self) -> None:
-        await self._session.close()
+        await self._server.close()
 
     async def _post(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        return await self._json("POST", path, body)
-
-    async def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        text = await self._request(method, path, body)
-        try:
-            return json.loads(text) if text else {}
-        except ValueError as error:
-            raise EngineError(f"{self._url}{path} answered something that is not JSON: {text:.200}") from error
-
-    async def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> str:
-        try:
-            async with self._session.request(method, self._url + path, json=body) as response:
-                text = await response.text()
-        except aiohttp.ClientConnectionError as error:
-            raise EngineDied(f"{self._url} is gone: {error}") from error
-        except aiohttp.ClientError as error:
-            raise EngineError(f"{self._url}{path}: {type(error).__name__}: {error}") from error
-        if response.status == 404:
-            raise EngineError(
-                f"{self._url} has no {path.partition('?')[0]}: start it with VLLM_SERVER_DEV_MODE=1 (docs/engines.md)"
-            )
-        if response.status >= 400:
-            raise EngineError(f"{self._url}{path} answered {response.status}: {text:.500}")
-        return text
+        return await self._server.json(path, {} if body is None else body)
 
 
 async def connect_vllm_server(config: RunConfig, url: str) -> VllmEngine:
@@ -161,9 +132,7 @@ async def connect_vllm_server(config: RunConfig, url: str) -> VllmEngine:
     Raises:
         EngineError: it does not answer, or was started without what training needs.
     """
-    server = VllmServer(
-        url, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None))
-    )
+    server = VllmServer(url)
     try:
         name, longest = await server.limits()
         if longest < config.rollout.max_model_len:

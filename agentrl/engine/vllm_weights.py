@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_layerwise_reload,
 )
 
+from agentrl.engine.checkpoint import checkpoint_shapes
 from agentrl.engine.vllm_messages import ABANDON, COMPLETE
 from agentrl.record import WeightTransferError
 from agentrl.record.codec import decode
@@ -54,7 +53,7 @@ class AgentRLWeightTransfer(WeightTransferEngine[GroupInfo, BucketInfo]):
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
         self._receiver = LoadingReceiver(
-            self._load, BucketSource(device), _checkpoint_shapes(self.model_config), device=device
+            self._load, BucketSource(device), checkpoint_shapes(self.model_config.model), device=device
         )
         self._loaded: set[str] = set()
         self._parameters: set[str] = set()
@@ -126,15 +125,3 @@ def _refresh_tied_layers(model: torch.nn.Module) -> None:
             continue
         if owners.setdefault(id(weight), layer) is not layer and hasattr(layer, "cpu_linear"):
             layer.quant_method.process_weights_after_loading(layer)  # type: ignore[operator, union-attr]
-
-
-def _checkpoint_shapes(model_config: Any) -> dict[str, tuple[int, ...]]:
-    """Tensors that an update has to bring: those of the checkpoint, where it is a folder of safetensors."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in Path(model_config.model).glob("*.safetensors"):
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-    if getattr(model_config.hf_config, "tie_word_embeddings", False):
-        shapes.pop("lm_head.weight", None)
-    return {name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq")}

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from itertools import accumulate
 
 from agentrl.record import EngineError, PeerLost
 from agentrl.record.protocols import Bucket, PauseMode, PublishReport, WeightGroup, WeightReceivers
@@ -32,7 +33,6 @@ class PublishCoordinator:
         self._timeout = timeout
         self._pause: PauseMode = pause
         self._loading: list[Replica] = []
-        self._workers: dict[Replica, int] = {}
         self._paused = 0.0
 
     @property
@@ -57,7 +57,7 @@ class PublishCoordinator:
         self._paused = time.perf_counter()
         await self._each(lambda replica: replica.engine.start_weight_update())
         await self._each(self._count_workers)
-        workers = tuple(self._workers[replica] for replica in self._loading)
+        workers = tuple(replica.workers or 1 for replica in self._loading)
         return WeightReceivers(tuple(replica.id for replica in self._loading), workers)
 
     async def join_weight_group(self, group: WeightGroup) -> None:
@@ -66,9 +66,8 @@ class PublishCoordinator:
         Raises:
             EngineError: none could.
         """
-        ranks: dict[Replica, int] = {}
-        for replica in self._loading:
-            ranks[replica] = group.rank + sum(self._workers[other] for other in ranks)
+        ends = list(accumulate((replica.workers or 1 for replica in self._loading), initial=group.rank))
+        ranks = dict(zip(self._loading, ends[:-1], strict=True))
         await self._each(lambda replica: replica.engine.join_weight_group(replace(group, rank=ranks[replica])))
 
     async def bucket(self, bucket: Bucket) -> None:
@@ -90,8 +89,8 @@ class PublishCoordinator:
         return PublishReport(version, now - self._paused, drained_seconds, len(loaded))
 
     async def _count_workers(self, replica: Replica) -> None:
-        if replica not in self._workers:
-            self._workers[replica] = (await replica.engine.stats()).workers
+        if replica.workers is None:
+            replica.workers = (await replica.engine.stats()).workers
 
     async def _each(self, call: Callable[[Replica], Awaitable[None]]) -> None:
         """One step on all engines. Two buckets are on their way at a time: an engine may fail both."""

@@ -39,6 +39,7 @@ class Replica:
         version: of its weights, as last published to it.
         lost: set when it leaves service, for ever.
         failed_updates: in a row, until now.
+        workers: processes that hold its weights; None until it was asked.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Replica:
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     requests: set[str] = field(default_factory=set)
     failed_updates: int = 0
+    workers: int | None = None
     number: int = field(default_factory=itertools.count().__next__)
 
     @property

@@ -21,8 +21,9 @@ import pytest
 import torch
 
 from agentrl.config import ConfigError, load_config
-from agentrl.engine.sglang_engine import SglangEngine, SglangServer, start_sglang_engine
+from agentrl.engine.sglang_engine import SglangEngine, start_sglang_engine
 from agentrl.engine.sglang_payloads import server_arguments
+from agentrl.engine.sglang_server import SglangServer
 from agentrl.record import EngineDied, EngineError, WeightTransferError
 from agentrl.record.protocols import GenerateRequest, GenerateResult, WeightReceivers
 from agentrl.tiny import tiny_model_path
@@ -569,7 +570,7 @@ async def test_what_training_needs_is_asked_of_a_foreign_server(request_of: Requ
 
 @asynchronous
 async def test_without_sglang_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.engine.sglang_engine.find_spec", lambda name: None)
+    monkeypatch.setattr("agentrl.engine.sglang_server.find_spec", lambda name: None)
     with pytest.raises(EngineError, match=r"pip install 'agentrl\[sglang\]'"):
         await start_sglang_engine(config_of(), str(tiny_model_path()), 0)
 
@@ -583,7 +584,7 @@ def sglang_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "launch_server.py").write_text("from tests.support.sglang_server import main\n\nmain()\n")
     root = str(Path(__file__).parents[2])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder.parent), root]))
-    monkeypatch.setattr("agentrl.engine.sglang_engine.find_spec", lambda name: object())
+    monkeypatch.setattr("agentrl.engine.sglang_server.find_spec", lambda name: object())
     monkeypatch.setattr("agentrl.engine.sglang_engine._HEALTH_SECONDS", 0.2)
 
 

@@ -27,7 +27,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.config import load_config
-from agentrl.engine import sglang_engine, sglang_payloads
+from agentrl.engine import sglang_engine, sglang_payloads, sglang_server
 from agentrl.engine.sglang_payloads import (
     bucket_payload,
     disk_payload,
@@ -220,7 +220,7 @@ def test_all_paths_exist() -> None:
     assert SOURCE is not None
     called = {
         path
-        for module in (sglang_engine, sglang_payloads)
+        for module in (sglang_engine, sglang_payloads, sglang_server)
         for path in re.findall(r'"(/[a-z_]+)"', Path(str(module.__file__)).read_text())
     }
     server = (SOURCE / "srt/entrypoints/http_server.py").read_text()

@@ -178,3 +178,26 @@ def test_an_update_of_an_idle_engine_waits_for_nothing(
             assert (await engine.stats()).version == 5
 
     asyncio.run(play())
+
+
+def test_a_pause_within_a_pause_does_not_wait_for_what_is_frozen(
+    tmp_path: Path, new_model: Fixture, start_engine: Fixture, request_of: Fixture, prompt: Fixture
+) -> None:
+    """After a failed update an engine is still paused, and requests that came meanwhile can't end."""
+
+    async def play() -> Any:
+        async with start_engine(new_model()) as engine:
+            running = asyncio.create_task(engine.generate(request_of(prompt(4), seed=1, max_tokens=40)))
+            await asyncio.sleep(0)
+            await engine.pause("wait")
+            assert len((await asyncio.wait_for(running, 5)).token_ids) == 40
+            late = asyncio.create_task(engine.generate(request_of(prompt(4), seed=2)))
+            await asyncio.sleep(0)
+            await engine.stats()
+            await asyncio.wait_for(engine.pause("wait"), 5)
+            await asyncio.sleep(0.05)
+            assert not late.done()
+            await engine.resume()
+            return await late
+
+    assert len(asyncio.run(play()).token_ids) == 8
