@@ -90,7 +90,7 @@ def _check_renderer(name: str) -> None:
 
 
 def _check_adapters(config: ModelConfig, path: str) -> None:
-    from agentrl.trainer.lora import check_lora
+    from agentrl.lora import check_lora
 
     try:
         check_lora(config, path)

@@ -220,7 +220,7 @@ async def measure_vllm(rounds: int, bucket_mb: int, folder: Path) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     parameters = dict(model.named_parameters())
     target = {name: torch.empty_like(tensor) for name, tensor in parameters.items()}
-    engine = await start_vllm_engine(config, path, 0)
+    engine = await start_vllm_engine(config, path, 0, folder)
     sender = ShmSender(folder, bucket_mb * 2**20)
     receiver = ParameterReceiver(target)
 

@@ -42,7 +42,8 @@ async def run_engine(spec: RunSpec, role: str) -> None:
     from agentrl.engine.load import load_engine
 
     try:
-        engine = await load_engine(spec.run_config(), spec.model_path, spec.engine_roles().index(role))
+        index = spec.engine_roles().index(role)
+        engine = await load_engine(spec.run_config(), spec.model_path, index, Path(spec.segments))
     except Exception as error:
         raise StartupFailed(f"the engine could not be started: {error}") from error
     try:

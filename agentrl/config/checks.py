@@ -119,6 +119,13 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
             "set weights.transport to disk (on one machine its files lie in memory) or collective",
             others=("rollout.engine",),
         )
+    if config.publishes_adapters and (rollout.engine != "vllm" or rollout.engine_urls):
+        yield Problem(
+            "model.lora_merge",
+            "is false, but only a vLLM that the run itself starts takes adapters alone",
+            "set model.lora_merge to true, or rollout.engine to vllm without rollout.engine_urls",
+            others=("rollout.engine", "rollout.engine_urls"),
+        )
     if rollout.engine != "torch":
         for name in rollout.engine_args.keys() & names.ENGINE_ARGUMENTS[rollout.engine].keys():
             own = names.ENGINE_ARGUMENTS[rollout.engine][name]

@@ -254,7 +254,7 @@ def _models(config: RunConfig) -> Iterator[Problem]:
         for key in ("critic", "trainer.critic_warmup"):
             yield _needs(key, "algorithm.adv_estimator", "gae, the estimator with a critic")
     if not config.model.lora_rank:
-        for key in ("lora_alpha", "target_modules"):
+        for key in ("lora_alpha", "target_modules", "lora_merge"):
             yield _needs(f"model.{key}", "model.lora_rank", "a number above 0")
 
 

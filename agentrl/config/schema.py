@@ -33,11 +33,14 @@ class ModelConfig(Section):
     template knows no tools, compact, with calls and results as plain text."""
     lora_rank: int = Field(default=0, ge=0)
     """Rank of the LoRA adapters that are trained instead of the model's own weights; 0 trains the model itself. The
-    engines get merged weights, and the run's `model` folder holds the merged policy, `adapter` the adapters."""
+    run's `model` folder holds the merged policy, `adapter` the adapters."""
     lora_alpha: float = Field(default=16.0, gt=0)
     """LoRA: the adapters' output is scaled by this over `lora_rank`."""
     target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """LoRA: a list of names of layers that get adapters, or `all-linear`: every linear layer but the output layer."""
+    lora_merge: bool = True
+    """LoRA: the engines get the sums of weights and adapters. If not, they get the adapters alone, which is far less to
+    send, and add their output to that of the model they were started with: each token takes longer. Only vLLM can."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the engines' weights and of all products. The trainer's own weights are always float32, since small
     updates would vanish in bfloat16. bfloat16 is slow on most CPUs."""
@@ -323,6 +326,11 @@ class RunConfig(Section):
     def has_critic(self) -> bool:
         """Whether a value model is trained."""
         return self.algorithm.adv_estimator == "gae"
+
+    @property
+    def publishes_adapters(self) -> bool:
+        """Whether engines get LoRA adapters rather than whole weights."""
+        return self.model.lora_rank > 0 and not self.model.lora_merge
 
     @property
     def has_reference(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Protocol
 
 from agentrl.config import RunConfig
@@ -27,8 +28,11 @@ class RunningEngine(Engine, Protocol):
         ...
 
 
-async def load_engine(config: RunConfig, model_path: str, index: int) -> RunningEngine:
+async def load_engine(config: RunConfig, model_path: str, index: int, scratch: Path) -> RunningEngine:
     """The engine with that index among those of a run, ready to answer.
+
+    Args:
+        scratch: a folder for files while it runs, which its owner removes.
 
     Raises:
         Exception: it can't be started; another try would end the same way.
@@ -56,7 +60,7 @@ async def load_engine(config: RunConfig, model_path: str, index: int) -> Running
             return await connect_vllm_server(config, rollout.engine_urls[index])
         from agentrl.engine.vllm_local import start_vllm_engine
 
-        return await start_vllm_engine(config, model_path, index)
+        return await start_vllm_engine(config, model_path, index, scratch)
     from agentrl.engine.sglang_engine import start_sglang_engine
 
     return await start_sglang_engine(config, model_path, index)

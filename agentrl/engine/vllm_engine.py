@@ -113,6 +113,7 @@ class VllmEngine:
         self._version = 0
         self._clock = BusyClock()
         self._updating = False
+        self._empty = False
 
     async def start(self) -> None:
         """Asks for one token. What vLLM compiles or imports with its first request is not the first episode's to wait
@@ -149,13 +150,15 @@ class VllmEngine:
         self._clock.pause()
 
     async def resume(self) -> None:
-        if self._updating:
-            raise EngineError("the weights are a mixture: finish an update before the engine goes on")
+        if self._updating or self._empty:
+            state = "there are no weights" if self._empty else "the weights are a mixture"
+            raise EngineError(f"{state}: finish an update before the engine goes on")
         await self._client.resume()
         self._clock.resume()
 
     async def sleep(self) -> None:
         await self.pause("abort")
+        self._empty = True
         await self._client.sleep(level=2)
 
     async def wake(self) -> None:
@@ -185,7 +188,7 @@ class VllmEngine:
         if not self._keeps_cache:
             await self._client.reset_prefix_cache()
         self._version = version
-        self._updating = False
+        self._updating = self._empty = False
 
     async def weight_checksums(self) -> list[dict[str, str]]:
         """Of each worker's parameters, by name."""

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 from collections.abc import Awaitable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from agentrl.engine.kv_cache import affordable_tokens, token_bytes
 from agentrl.engine.placement import engine_places
 from agentrl.engine.vllm_engine import VllmAnswer, VllmCounters, VllmEngine, sampling_parameters
 from agentrl.engine.vllm_plugin import WEIGHT_TRANSFER
+from agentrl.lora import adapter_shapes
 from agentrl.record import EngineDied, EngineError
 from agentrl.record.protocols import GenerateRequest, PauseMode
 
@@ -36,6 +38,10 @@ class LocalVllm:
         self._llm = llm
         self._counters = counters
 
+    async def start(self) -> None:
+        """What has to be done before the first request."""
+        return
+
     async def generate(self, request: GenerateRequest) -> VllmAnswer:
         return await self._ask(self._generate(request))
 
@@ -48,7 +54,8 @@ class LocalVllm:
         )
         prompt = {"prompt_token_ids": request.token_ids.tolist()}
         output: Any = None
-        async for last in self._llm.generate(prompt, parameters, request.request_id):
+        lora = self._lora_request()
+        async for last in self._llm.generate(prompt, parameters, request.request_id, lora_request=lora):
             output = last
         if output is None:
             raise EngineError(f"vLLM ended request {request.request_id} without an answer")
@@ -59,6 +66,10 @@ class LocalVllm:
             logprobs = np.asarray(sampled.logprobs.logprobs)[np.asarray(sampled.logprobs.start_indices)]
         spans = [(span.start, span.end, span.version) for span in sampled.weight_versions or ()]
         return VllmAnswer(sampled.token_ids, logprobs, spans, sampled.finish_reason)
+
+    def _lora_request(self) -> Any:
+        """The adapter that requests go through, if any."""
+        return None
 
     async def abort(self, request_ids: list[str]) -> None:
         await self._ask(self._llm.abort(request_ids))
@@ -126,8 +137,11 @@ class LocalVllm:
             raise EngineError(f"vLLM: {worker[1] if worker else f'{type(error).__name__}: {error}'}") from error
 
 
-async def start_vllm_engine(config: RunConfig, model_path: str, index: int) -> VllmEngine:
+async def start_vllm_engine(config: RunConfig, model_path: str, index: int, scratch: Path) -> VllmEngine:
     """Starts vLLM for one engine of a run, on its own devices.
+
+    Args:
+        scratch: a folder for files while it runs, which its owner removes.
 
     Raises:
         EngineError: vLLM is not installed, or does not know an argument of `rollout.engine_args`.
@@ -148,14 +162,24 @@ async def start_vllm_engine(config: RunConfig, model_path: str, index: int) -> V
     except TypeError as error:
         raise EngineError(f"rollout.engine_args: {error}") from error
     llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[_stat_logger(counters)])
+    client = LocalVllm(llm, counters)
+    workers = config.rollout.tensor_parallel_size
+    if config.publishes_adapters:
+        from agentrl.engine.vllm_adapters import AdapterVllm
+
+        place = (device if config.weight_transport == "collective" else get_device("cpu")).torch_device()
+        shapes = await asyncio.to_thread(adapter_shapes, config.model, model_path)
+        folder = scratch / f"adapter-{index}"
+        client, workers = AdapterVllm(llm, counters, config.model, shapes, folder, place), 1
     engine = VllmEngine(
-        LocalVllm(llm, counters),
+        client,
         max_model_len=config.rollout.max_model_len,
         vocabulary=int(llm.model_config.get_vocab_size()),
         keeps_cache=config.rollout.kv_on_update == "keep",
-        workers=config.rollout.tensor_parallel_size,
+        workers=workers,
     )
     try:
+        await client.start()
         await engine.start()
     except BaseException:
         with contextlib.suppress(EngineError):
@@ -186,6 +210,10 @@ def _arguments(config: RunConfig, model_path: str, device: Device) -> dict[str, 
         # CPU can't: it would fail. So prompts are computed whole.
         own["enable_chunked_prefill"] = False
         own["max_num_batched_tokens"] = max(rollout.max_model_len, _BATCH_TOKENS)
+    if config.publishes_adapters:
+        from agentrl.engine.vllm_adapters import adapter_arguments
+
+        own |= adapter_arguments(config.model)
     if rollout.kv_cache_tokens is not None or device.type == "cpu":
         own["kv_cache_memory_bytes"] = _kv_cache_bytes(config, model_path)
     return own

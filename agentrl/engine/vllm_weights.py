@@ -84,6 +84,7 @@ class AgentRLWeightTransfer(WeightTransferEngine[GroupInfo, BucketInfo]):
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
         _refresh_tied_layers(self.model)
+        _pack_experts(self.model)
         self._updating = False
 
     def _forget_unfinished(self) -> None:
@@ -125,3 +126,12 @@ def _refresh_tied_layers(model: torch.nn.Module) -> None:
             continue
         if owners.setdefault(id(weight), layer) is not layer and hasattr(layer, "cpu_linear"):
             layer.quant_method.process_weights_after_loading(layer)  # type: ignore[operator, union-attr]
+
+
+def _pack_experts(model: torch.nn.Module) -> None:
+    """On a CPU the weights of fused experts are in packed form, but vLLM packs them only when it makes their kernel."""
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        experts = getattr(kernel, "fused_experts", None)
+        if experts is not None and layer.w13_weight.device.type == "cpu":  # type: ignore[union-attr]
+            experts.process_weights_after_loading(layer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -28,14 +28,16 @@ from agentrl.algorithm import (
 from agentrl.config import RunConfig
 from agentrl.config.names import LOSS_CONSTANTS, NEEDS_PROXIMAL
 from agentrl.device import get_device
+from agentrl.lora import add_lora
 from agentrl.record import Batch, Branch
 from agentrl.trainer.anchor import Anchor
 from agentrl.trainer.credit import CreditAssigner
 from agentrl.trainer.critic import Critic, load_critic, token_scale
-from agentrl.trainer.lora import add_lora, has_lora
+from agentrl.trainer.lora import has_lora
 from agentrl.trainer.optimiser import Optimiser
 from agentrl.trainer.packing import TrainingData
 from agentrl.trainer.policy_model import PolicyModel
+from agentrl.trainer.published import published_tensors
 from agentrl.trainer.token_logprobs import TokenStatistics
 
 
@@ -140,10 +142,17 @@ class Actor:
         """What the policy says of the branches' trained tokens."""
         return self._policy.statistics(branches)
 
-    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights to publish in the engines' type, tied ones once. Every rank advances it: gathering shards is a
+    def named_tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """The weights to publish, as the run's engines take them. Every rank advances it: gathering shards is a
         collective."""
-        return self._policy.named_tensors()
+        config = self._config
+        return published_tensors(
+            self.model,
+            getattr(torch, config.model.dtype),
+            adapters=config.publishes_adapters,
+            # agentrl's own engine is transformers' model too: its parameters are this model's.
+            checkpoint_names=config.rollout.engine != "torch",
+        )
 
     def _note_version(self, version: int) -> None:
         """The weights are those published as `version` when its first batch comes."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from agentrl.record import Branch
-from agentrl.trainer.lora import has_lora, merged_tensors, without_lora
+from agentrl.trainer.lora import has_lora, without_lora
 from agentrl.trainer.packed_attention import PACKED_ATTENTION
 from agentrl.trainer.packing import pack
 from agentrl.trainer.token_logprobs import TokenLogProbs, TokenStatistics
@@ -20,7 +20,7 @@ class PolicyModel:
 
     Args:
         model: a causal LM on its device, with or without adapters; its attention implementation is replaced.
-        dtype: of all products, and of published weights: `float32` or `bfloat16`.
+        dtype: of all products: `float32` or `bfloat16`.
         reference: the untrained model; only needed if `reference_logp` is asked and `model` has no adapters that
             could be left out.
     """
@@ -52,11 +52,6 @@ class PolicyModel:
         untrained = self._reference or self._statistics
         with without_lora(self.model) if self._has_lora else nullcontext():
             return self._compute(untrained, branches, False).logp
-
-    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights to publish, tied ones once. Every rank advances it: gathering shards is a collective."""
-        for name, tensor in merged_tensors(self.model):
-            yield name, tensor.to(self._dtype)
 
     def _compute(self, compute: TokenLogProbs, branches: Sequence[Branch], entropy_gradient: bool) -> TokenStatistics:
         packed = pack(branches, self.device)

@@ -99,6 +99,35 @@ def test_the_same_prompt_is_answered_by_the_new_weights_not_from_the_old_cache(
     assert asyncio.run(play()) == (asyncio.run(answer(old)), asyncio.run(answer(new)))
 
 
+def test_an_engine_that_slept_goes_on_after_an_update(
+    tmp_path: Path,
+    new_model: Fixture,
+    start_engine: Fixture,
+    request_of: Fixture,
+    prompt: Fixture,
+    reference_logprobs: Fixture,
+) -> None:
+    new = new_model(seed=1)
+
+    async def play() -> tuple[Any, Any]:
+        async with start_engine(new_model(seed=0)) as engine:
+            running = asyncio.create_task(engine.generate(request_of(prompt(20), max_tokens=200)))
+            await engine.generate(request_of(prompt(20), max_tokens=5, request_id="beside it"))
+            await engine.sleep()
+            cut = await running
+            waiting = asyncio.create_task(engine.generate(request_of(prompt(20), max_tokens=10, request_id="next")))
+            await engine.wake()
+            assert not waiting.done() and (await engine.stats()).running == 0
+            await publish(engine, new, 1, tmp_path)
+            return cut, await waiting
+
+    cut, answer = asyncio.run(play())
+    assert cut.finish_reason == "abort" and 0 < len(cut.token_ids) < 200
+    assert answer.versions.tolist() == [1] * 10
+    expected = reference_logprobs(new, request_of(prompt(20)).token_ids.tolist(), answer.token_ids.tolist())
+    np.testing.assert_allclose(answer.logprobs, expected, atol=2e-5)
+
+
 def test_an_update_without_a_pause_or_a_start_is_refused(
     tmp_path: Path, new_model: Fixture, start_engine: Fixture
 ) -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from agentrl.config import RunConfig, load_config
+from agentrl.lora import add_lora
 from agentrl.record import Batch, Branch, Group, Trajectory, Turn
 from agentrl.trainer.actor import Actor
 from agentrl.trainer.critic import Critic, ValueModel
 from agentrl.trainer.loop import TrainLoop
-from agentrl.trainer.lora import add_lora
 from agentrl.weights.shm import ShmSender
 from tests.support.models import random_model
 from tests.support.scripted_rollout import Rows, ScriptedRollout

@@ -12,10 +12,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from agentrl.lora import check_lora
 from agentrl.record import Batch
 from agentrl.tiny import tiny_model_path
 from agentrl.trainer.actor import Actor
-from agentrl.trainer.lora import check_lora, write_adapter
+from agentrl.trainer.lora import write_adapter
 from agentrl.trainer.policy_files import snapshot, write_policy
 from tests.support.gradients import assert_gradients_agree, branches_of, largest
 

@@ -57,11 +57,11 @@ def weights() -> list[Any]:
 
 
 @pytest.fixture(scope="session")
-def start(background: Background) -> Callable[..., Any]:
+def start(background: Background, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """`start("rollout.kv_on_update=keep", index=0)`: an engine as a run would start it."""
     from agentrl.engine.load import load_engine
 
-    def begin(*overrides: str, index: int = 0) -> Any:
+    def begin(*overrides: str, index: int = 0, model: Path | None = None) -> Any:
         config = load_config(
             {
                 "model": {"path": "tiny"},
@@ -72,7 +72,8 @@ def start(background: Background) -> Callable[..., Any]:
             },
             list(overrides),
         )
-        return background.run(load_engine(config, str(tiny_model_path()), index))
+        path, scratch = str(model or tiny_model_path()), tmp_path_factory.mktemp("scratch")
+        return background.run(load_engine(config, path, index, scratch))
 
     return begin
 

@@ -70,7 +70,8 @@ def left_behind() -> list[str]:
         time.sleep(0.1)
 
 
-def test_engine_and_trainer_agree_on_log_probs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("adapters", [(), ("model.lora_rank=4", "model.lora_merge=false", "actor.optim.lr=0.01")])
+def test_engine_and_trainer_agree_on_log_probs(adapters: tuple[str, ...], tmp_path: Path) -> None:
     """Without staleness every token was sampled by the very weights that train on it."""
     config = config_of(
         tmp_path,
@@ -78,6 +79,7 @@ def test_engine_and_trainer_agree_on_log_probs(tmp_path: Path) -> None:
         "trainer.total_steps=4",
         "trainer.val_before_train=false",
         "actor.ppo_mini_batch_size=4",
+        *adapters,
     )
     run_dir, state = play(config)
     rows = [row for row in rows_of(run_dir, "metrics.jsonl") if "actor/loss" in row]
