@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agentrl.ascend import check_ascend_versions, installed_versions
 from agentrl.cluster.spec import plugin_paths
 from agentrl.config import RunConfig, dump_yaml, update_path
 from agentrl.config.schema import ModelConfig
-from agentrl.device import get_device
+from agentrl.device import DeviceError, get_device
 from agentrl.observe import create_run_dir, write_environment
 from agentrl.record.task import Split
 from agentrl.sdk.plugin import PluginError, load_object
@@ -68,14 +69,28 @@ def prepare(
     if config.model.lora_rank and "train" in splits:
         _check_adapters(config.model, model_path)
     device = get_device(config.trainer.device)
+    doubts = _check_ascend() if device.type == "npu" else []
     try:
         run_dir = create_run_dir(config.trainer.output_dir, experiment)
     except OSError as error:
         raise PluginError(f"trainer.output_dir: no run directory can be made there: {error}") from error
     (run_dir / "config.yaml").write_text(dump_yaml(config))
     update = update_path(config) if "train" in splits else None
-    write_environment(run_dir, device.names(), plugin_folders=folders, update=update)
+    write_environment(run_dir, device.names(), plugin_folders=folders, update=update, doubts=doubts)
     return Launch(config, run_dir, model_path, folders)
+
+
+def _check_ascend() -> list[str]:
+    """What is not known to work about the installed versions of the software for NPUs.
+
+    Raises:
+        DeviceError: they are known not to work together.
+    """
+    problems = check_ascend_versions(installed_versions())
+    fatal = [problem.text for problem in problems if problem.fatal]
+    if fatal:
+        raise DeviceError("; ".join(fatal))
+    return [problem.text for problem in problems]
 
 
 def _check_renderer(name: str) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from agentrl.ascend import (
     COMBINATIONS,
@@ -19,6 +23,11 @@ from agentrl.ascend import (
     check_ascend_versions,
     installed_versions,
 )
+from agentrl.cluster.local import LocalHost
+from agentrl.config import load_config
+from agentrl.device import DeviceError
+from agentrl.launch import prepare
+from tests.support.fake_npu import FakeNpu
 
 BEST = COMBINATIONS[0].installed()
 TRAINER = {"cann": "9.1.0", "torch": "2.12.0", "torch_npu": "2.12.0"}
@@ -150,3 +159,57 @@ def test_engines_are_set_for_weight_updates() -> None:
 def test_it_is_a_leaf_that_imports_none_of_the_packages() -> None:
     code = "import sys, agentrl.ascend as a; a.installed_versions(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+CONFIG = {
+    "model": {"path": "tiny"},
+    "data": {"train": "agentrl.envs.math:arithmetic_tasks"},
+    "env": {"cls": "agentrl.envs.math:ArithmeticEnv"},
+    "trainer": {"total_steps": 1, "device": "npu"},
+}
+
+
+class TestARun:
+    """What starting one on NPUs does about it, here with a stand-in for `torch.npu`."""
+
+    @pytest.fixture(autouse=True)
+    def npu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch, "npu", FakeNpu(), raising=False)
+        monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+
+    def test_ends_before_it_begins_with_what_to_install(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("agentrl.launch.installed_versions", lambda: TRAINER | {"torch": "2.13.0"})
+        config = load_config(CONFIG, [f"trainer.output_dir={tmp_path}"])
+        with pytest.raises(DeviceError, match=r"torch 2.13.0 and torch_npu 2.12.0 do not match"):
+            prepare(config, (), experiment="npu")
+        assert not list(tmp_path.iterdir())
+
+    def test_puts_doubts_on_record(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("agentrl.launch.installed_versions", lambda: TRAINER | {"cann": "8.5.0"})
+        launch = prepare(load_config(CONFIG, [f"trainer.output_dir={tmp_path}"]), (), experiment="npu")
+        environment = json.loads((launch.run_dir / "environment.json").read_text())
+        (doubt,) = environment["not_known_to_work"]
+        assert "cann 8.5.0 rather than 9.1.0" in doubt
+        assert environment["untested_on_hardware"] == "npu"
+
+    def test_gives_its_processes_the_settings_of_their_device(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        started: dict[str, dict[str, str]] = {}
+
+        async def start(self: Any, role: str, environment: dict[str, str], *, restarts: int = 0) -> None:
+            started[role] = environment
+
+        async def play() -> None:
+            overrides = ["weights.transport=collective", "weights.timeout=300", "rollout.n_gpus_per_node=8"]
+            async with LocalHost(load_config(CONFIG, overrides), tmp_path, "nowhere", ()):
+                pass
+
+        monkeypatch.setattr("agentrl.cluster.processes.Processes.start", start)
+        asyncio.run(play())
+        assert started["trainer"]["PYTORCH_NPU_ALLOC_CONF"] == "expandable_segments:True"
+        assert "PYTORCH_NPU_ALLOC_CONF" not in started["engine-0"]
+        for role in ("trainer", "engine-0", "engine-7"):
+            assert started[role]["HCCL_CONNECT_TIMEOUT"] == "300"
+            assert started[role]["HCCL_NPU_SOCKET_PORT_RANGE"] == "auto"  # nine processes, eight devices
+        assert "HCCL_CONNECT_TIMEOUT" not in started["rollout"]

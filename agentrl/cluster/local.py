@@ -14,7 +14,6 @@ from agentrl.cluster.process import STARTUP_FAILED
 from agentrl.cluster.processes import PLAIN_ENVIRONMENT, Child, Processes, how_it_ended
 from agentrl.cluster.rpc import RpcClient, connected
 from agentrl.config import RunConfig
-from agentrl.device import compute_environment
 from agentrl.record.protocols import RolloutService, RolloutStatus, TrainerService, TrainerStatus
 
 log = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ class LocalHost:
         try:
             for role in processes.spec.engine_roles():
                 await processes.start_engine(role)
-            await processes.start("trainer", compute_environment(self._config.trainer.threads))
+            await processes.start_trainer()
             await processes.start("rollout", PLAIN_ENVIRONMENT)
         except BaseException:
             await processes.stop()

@@ -17,7 +17,7 @@ from types import TracebackType
 
 from agentrl.cluster.spec import RunSpec
 from agentrl.config import RunConfig
-from agentrl.device import compute_environment
+from agentrl.device import compute_environment, get_device
 from agentrl.record import AgentRLError
 from agentrl.weights.segment import shared_memory_root
 
@@ -107,7 +107,23 @@ class Processes:
 
     async def start_engine(self, role: str, *, restarts: int = 0) -> None:
         """Starts an engine."""
-        await self.start(role, compute_environment(self._config.rollout.threads), restarts=restarts)
+        environment = compute_environment(self._config.rollout.threads) | self._device_environment()
+        await self.start(role, environment, restarts=restarts)
+
+    async def start_trainer(self) -> None:
+        """Starts the trainer."""
+        allocator = get_device(self._config.trainer.device).allocator_environment()
+        environment = compute_environment(self._config.trainer.threads) | self._device_environment() | allocator
+        await self.start("trainer", environment)
+
+    def _device_environment(self) -> dict[str, str]:
+        """Of processes that take part in a process group of the weights, if they do."""
+        config = self._config
+        if config.weight_transport != "collective":
+            return {}
+        device = get_device(config.trainer.device)
+        shared = device.count() < 1 + config.engines * config.rollout.tensor_parallel_size
+        return device.collective_environment(config.weights.timeout, shared=shared)
 
     async def start(self, role: str, environment: dict[str, str], *, restarts: int = 0) -> None:
         """Starts the process of a role, with these variables on top of this process's environment."""

@@ -197,7 +197,7 @@ AREAL: tuple[Row, ...] = (
     Absent("critic.scheduling_spec", "agentrl starts its processes itself"),
     Absent("critic.weight_update_mode", "a critic is not published"),
     Fixed("actor.peft_type", ("lora",), "adapters are LoRA's"),
-    Absent("rollout.use_lora", "engines get merged weights (model.lora_rank)"),
+    Absent("rollout.use_lora", "model.lora_rank and model.lora_merge say what engines get"),
     Absent("teacher", "there is no distillation"),
     Absent("sglang", "rollout holds all keys of an engine"),
     Absent("vllm", "rollout holds all keys of an engine"),

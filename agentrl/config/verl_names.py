@@ -75,6 +75,7 @@ def _is_number(value: Any) -> bool:
 VERL: tuple[Row, ...] = (
     # model and data
     Renamed(f"{MODEL}.path", ("model.path",)),
+    Renamed(f"{MODEL}.lora.merge", ("model.lora_merge",)),
     Renamed(f"{ROLLOUT}.dtype", ("model.dtype",)),
     Renamed("data.train_files", ("data.train",), one_source),
     Renamed("data.val_files", ("data.val",), one_source),

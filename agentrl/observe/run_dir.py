@@ -44,6 +44,7 @@ def write_environment(
     *,
     plugin_folders: Sequence[str] = (),
     update: Mapping[str, Any] | None = None,
+    doubts: Sequence[str] = (),
 ) -> None:
     """Write `environment.json`: enough to know later what a run ran on.
 
@@ -53,6 +54,7 @@ def write_environment(
             with their type, for a note that no test has run on one.
         plugin_folders: where it found the user's own modules.
         update: what its updates are made of, if it trains.
+        doubts: what is not known to work about what is installed.
     """
     environment: dict[str, Any] = {
         "python": sys.version.split()[0],
@@ -68,6 +70,8 @@ def write_environment(
         environment["cann"] = cann
     if any(name.startswith("npu") for name in devices):
         environment["untested_on_hardware"] = "npu"
+    if doubts:
+        environment["not_known_to_work"] = list(doubts)
     if update is not None:
         environment["update"] = update
     (run_dir / ENVIRONMENT_FILE).write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")

@@ -100,6 +100,7 @@ def test_a_dump_holds_every_key_that_has_an_effect() -> None:
     assert [key for key in left_out if not key.startswith(sections)] == [
         "model.lora_alpha",
         "model.target_modules",
+        "model.lora_merge",
         "data.train_args",
         "data.val_args",
         "data.sampler_args",

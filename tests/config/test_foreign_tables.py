@@ -45,6 +45,7 @@ VALUES: dict[str, Any] = {
     "actor.clip_ratio_c": 5.0,
     "val.temperature": 0.5,
     "model.target_modules": ["q_proj"],
+    "model.lora_merge": False,
     "algorithm.gamma": 0.9,
     "algorithm.lam": 0.9,
     "algorithm.gae_timestep": "turn",
@@ -90,6 +91,7 @@ AROUND: dict[str, dict[str, Any]] = {
     "actor.kl_loss_type": {"actor": {"use_kl_loss": True}},
     "model.lora_alpha": {"model": {"lora_rank": 4}},
     "model.target_modules": {"model": {"lora_rank": 4}},
+    "model.lora_merge": {"model": {"lora_rank": 4}, "rollout": {"engine": "vllm"}},
     **{key: {"algorithm": {"adv_estimator": "gae"}} for key in GAE_KEYS},
     "critic.optim.lr_scheduler_type": {"algorithm": {"adv_estimator": "gae"}, "trainer": {"total_steps": 9}},
     "critic.optim.min_lr_ratio": {
