@@ -5,7 +5,9 @@
     python benchmarks/weight_sync.py --vllm                       # SmolLM2 into a running vLLM, its load time apart
 
 In every round each transport and a plain copy of the same bytes (`copy_`, one thread, one process) take turns, so
-that what else the machine does hits all of them; the ratio is that of the round. `shm` and `disk` have one receiver,
+that what else the machine does hits all of them; the ratio is that of the round. So does what no transfer between two
+processes can beat: both receivers at once copy as many bytes and compute their checksum, without waiting for anybody.
+`shm` and `disk` have one receiver,
 `collective` two, which join the trainer's process group over gloo. Receivers are processes of their own, called like
 engines are, and copy into their own parameters; checksums are computed on both sides, as in a run.
 """
@@ -30,7 +32,7 @@ import torch
 
 from agentrl.cluster.rpc import RpcClient, RpcServer, connected
 from agentrl.record.protocols import Bucket, WeightGroup, WeightReceivers
-from agentrl.weights.bucket import BucketLayout
+from agentrl.weights.bucket import BucketLayout, fill, pack
 from agentrl.weights.collective import CollectiveSender
 from agentrl.weights.disk import DiskSender
 from agentrl.weights.receiver import ParameterReceiver
@@ -63,6 +65,8 @@ class Receiving(Protocol):
 
     async def finish(self) -> float: ...
 
+    async def copy(self) -> float: ...
+
 
 class Receiver:
     """Copies what comes into parameters of its own."""
@@ -85,6 +89,16 @@ class Receiver:
         """Ends the update; returns a value of the last tensor, to compare."""
         self._receiver.finish()
         return float(next(reversed(self._parameters.values())).flatten()[-1])
+
+    async def copy(self) -> float:
+        """Seconds to copy its parameters into buckets, checksums included."""
+        layout = BucketLayout(2**26)
+        target = torch.empty(layout.nbytes, dtype=torch.uint8)
+        began = time.perf_counter()
+        for pieces in pack(self._parameters.items(), layout):
+            fill(target, pieces)
+            await asyncio.sleep(0)
+        return time.perf_counter() - began
 
 
 def receive(address: str, gigabytes: float) -> None:
@@ -171,20 +185,26 @@ async def measure(gigabytes: float, rounds: int, bucket_mb: int, folder: Path) -
             2,
         ),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ("copy", *senders)}
+    seconds: dict[str, list[float]] = {name: [] for name in ("copy", "limit", *senders)}
     with receivers(folder, 2, gigabytes) as addresses:
         async with clients_of(addresses) as engines:
             for number in range(rounds + 1):  # the first one touches the memory
                 for tensor in tensors.values():
                     tensor.add_(1)
                 times = {"copy": copy(tensors, target)}
+                times["limit"] = max(await asyncio.gather(*(engine.copy() for engine in engines)))
                 for name, (sender, count) in senders.items():
                     times[name] = await update(sender, tensors, engines[:count])
                 for name, value in times.items() if number else ():
                     seconds[name].append(value)
     for name, (sender, count) in senders.items():
         sender.close()
-        ratios = [plain / own for plain, own in zip(seconds["copy"], seconds[name], strict=True)]
+        shares = {
+            f"share_of_{other}": _spread(
+                [theirs / own for theirs, own in zip(seconds[key], seconds[name], strict=True)]
+            )
+            for key, other in (("copy", "plain_copy"), ("limit", "two_copies_at_once"))
+        }
         _report(
             {
                 "transport": name,
@@ -194,7 +214,7 @@ async def measure(gigabytes: float, rounds: int, bucket_mb: int, folder: Path) -
                 "seconds": _spread(seconds[name]),
                 "gigabytes_per_second": round(nbytes / 1e9 / statistics.median(seconds[name]), 2),
                 "plain_copy_gigabytes_per_second": round(nbytes / 1e9 / statistics.median(seconds["copy"]), 2),
-                "share_of_plain_copy": _spread(ratios),
+                **shares,
             }
         )
 
