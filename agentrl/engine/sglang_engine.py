@@ -15,7 +15,7 @@ from agentrl.config import RunConfig
 from agentrl.engine import sglang_payloads as payloads
 from agentrl.engine.busy_clock import BusyClock
 from agentrl.engine.checkpoint import checkpoint_shapes
-from agentrl.engine.continuation import Part, continued
+from agentrl.engine.continuation import Part, continued, either
 from agentrl.engine.request_checks import check_request
 from agentrl.engine.sglang_server import ANSWER_SECONDS, SglangServer, check_server, healthy, start_server
 from agentrl.engine.stop_text import Decode, StopText, load_decode
@@ -110,13 +110,13 @@ class SglangEngine:
             completes_stop = StopText(request.stop, await self._decoder()).ends_with
         ticket = self._tickets[request.request_id] = _Ticket()
         try:
-            await self._until(self._admitting, ticket)
+            await either(self._admitting, ticket.aborted)
             self._count(1)
             try:
                 return await continued(
                     request,
                     lambda part: self._sample(part, ticket),
-                    ready=lambda: self._until(self._running, ticket),
+                    ready=lambda: either(self._running, ticket.aborted),
                     aborted=ticket.aborted.is_set,
                     completes_stop=completes_stop,
                 )
@@ -362,16 +362,6 @@ class SglangEngine:
         if self._update is None:
             raise EngineError("call start_weight_update before sending weights")
         return self._update
-
-    async def _until(self, event: asyncio.Event, ticket: _Ticket) -> None:
-        """Waits for an event, or the request's abort."""
-        while not event.is_set() and not ticket.aborted.is_set():
-            waits = [asyncio.create_task(event.wait()), asyncio.create_task(ticket.aborted.wait())]
-            try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for wait in waits:
-                    wait.cancel()
 
     async def _decoder(self) -> Decode:
         if self._decode is None:

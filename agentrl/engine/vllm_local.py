@@ -17,8 +17,9 @@ from agentrl.config import RunConfig
 from agentrl.device import Device, get_device
 from agentrl.engine.kv_cache import affordable_tokens, token_bytes
 from agentrl.engine.placement import engine_places
+from agentrl.engine.stop_text import load_decode
 from agentrl.engine.vllm_engine import VllmAnswer, VllmCounters, VllmEngine, sampling_parameters
-from agentrl.engine.vllm_plugin import WEIGHT_TRANSFER
+from agentrl.engine.vllm_plugin import WEIGHT_TRANSFER, WORKER_EXTENSION
 from agentrl.lora import adapter_shapes
 from agentrl.record import EngineDied, EngineError
 from agentrl.record.protocols import GenerateRequest, PauseMode
@@ -26,6 +27,8 @@ from agentrl.record.protocols import GenerateRequest, PauseMode
 T = TypeVar("T")
 
 _WORKER_ERROR = re.compile(r"Worker failed with error '(.*)', please check the stack trace", re.DOTALL)
+_OLDEST = (0, 23)
+_RELEASES = "was tested with 0.23.0, 0.31.0 and 0.32.0"
 _BATCH_TOKENS = 8192
 _BLOCK_TOKENS = 128
 """Tokens of a block of vLLM's cache on CPU, the largest of its defaults: caches are rounded up to it."""
@@ -64,7 +67,8 @@ class LocalVllm:
         if sampled.token_ids and sampled.logprobs is not None:
             # The sampled token comes first at every position.
             logprobs = np.asarray(sampled.logprobs.logprobs)[np.asarray(sampled.logprobs.start_indices)]
-        spans = [(span.start, span.end, span.version) for span in sampled.weight_versions or ()]
+        reported = getattr(sampled, "weight_versions", None) or ()  # releases before 0.32 have none
+        spans = [(span.start, span.end, span.version) for span in reported]
         return VllmAnswer(sampled.token_ids, logprobs, spans, sampled.finish_reason)
 
     def _lora_request(self) -> Any:
@@ -144,7 +148,7 @@ async def start_vllm_engine(config: RunConfig, model_path: str, index: int, scra
         scratch: a folder for files while it runs, which its owner removes.
 
     Raises:
-        EngineError: vLLM is not installed, or does not know an argument of `rollout.engine_args`.
+        EngineError: vLLM is not installed, too old, or does not know an argument of `rollout.engine_args`.
     """
     device = get_device(config.trainer.device)
     os.environ.update(_environment(device, config.rollout.tensor_parallel_size, index))
@@ -155,8 +159,13 @@ async def start_vllm_engine(config: RunConfig, model_path: str, index: int, scra
         raise EngineError(
             f"rollout.engine = vllm, but vLLM can't be imported ({error}): docs/engines.md says how to install it"
         ) from error
+    reports_versions = _check_release(config)
     counters = VllmCounters()
     own = await asyncio.to_thread(_arguments, config, model_path, device)
+    if reports_versions:
+        own["weight_transfer_config"] = {"backend": WEIGHT_TRANSFER}
+    else:
+        own["worker_extension_cls"] = WORKER_EXTENSION
     try:
         arguments = AsyncEngineArgs(**{**own, **config.rollout.engine_args})
     except TypeError as error:
@@ -171,6 +180,10 @@ async def start_vllm_engine(config: RunConfig, model_path: str, index: int, scra
         shapes = await asyncio.to_thread(adapter_shapes, config.model, model_path)
         folder = scratch / f"adapter-{index}"
         client, workers = AdapterVllm(llm, counters, config.model, shapes, folder, place), 1
+    elif not reports_versions:
+        from agentrl.engine.vllm_unversioned import UnversionedVllm
+
+        client = UnversionedVllm(llm, counters, await asyncio.to_thread(load_decode, model_path))
     engine = VllmEngine(
         client,
         max_model_len=config.rollout.max_model_len,
@@ -188,6 +201,30 @@ async def start_vllm_engine(config: RunConfig, model_path: str, index: int, scra
     return engine
 
 
+def _check_release(config: RunConfig) -> bool:
+    """Whether the installed vLLM reports which weights sampled a token.
+
+    Raises:
+        EngineError: it is too old for agentrl, or for what the config asks of it.
+    """
+    import vllm
+    from vllm.outputs import CompletionOutput
+
+    if vllm.__version_tuple__[:2] < _OLDEST:
+        raise EngineError(f"vLLM {vllm.__version__} is too old for agentrl, which {_RELEASES}")
+    if "weight_versions" in CompletionOutput.__dataclass_fields__:
+        return True
+    if config.publishes_adapters:
+        raise EngineError(f"model.lora_merge is false, which needs vLLM 0.32 or newer: there is {vllm.__version__}")
+    if config.rollout.kv_on_update == "keep":
+        raise EngineError(
+            f"rollout.kv_on_update is keep, but vLLM {vllm.__version__} does not report which weights sampled a token, "
+            "so running answers can't go on from their caches with exact versions: set it to recompute, or install "
+            "vLLM 0.32 or newer"
+        )
+    return False
+
+
 def _arguments(config: RunConfig, model_path: str, device: Device) -> dict[str, Any]:
     """What agentrl itself asks of vLLM; `names.ENGINE_ARGUMENTS` keeps the user from asking for it too."""
     rollout = config.rollout
@@ -197,7 +234,6 @@ def _arguments(config: RunConfig, model_path: str, device: Device) -> dict[str, 
         "max_model_len": rollout.max_model_len,
         "max_num_seqs": rollout.max_batch_size,
         "tensor_parallel_size": rollout.tensor_parallel_size,
-        "weight_transfer_config": {"backend": WEIGHT_TRANSFER},
         "logprobs_mode": "processed_logprobs",
         # Not the model's own generation_config: what is sampled from is what the run's config says.
         "generation_config": "vllm",

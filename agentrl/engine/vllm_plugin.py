@@ -4,6 +4,8 @@ from __future__ import annotations
 
 WEIGHT_TRANSFER = "agentrl"
 """Name of agentrl's weight transfer: `--weight-transfer-config '{"backend": "agentrl"}'`."""
+WORKER_EXTENSION = "agentrl.engine.vllm_worker.WeightUpdates"
+"""What vLLM's workers get in its place before 0.32."""
 
 
 def register() -> None:

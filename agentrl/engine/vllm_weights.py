@@ -40,18 +40,18 @@ class BucketInfo(WeightTransferUpdateInfo):
     bucket: str
 
 
-class AgentRLWeightTransfer(WeightTransferEngine[GroupInfo, BucketInfo]):
-    """Receives what `agentrl.weights` sends, by shared memory, files or a process group.
+class ModelUpdate:
+    """Receives what `agentrl.weights` sends, by shared memory, files or a process group, into a worker's model.
 
     Tensors come under the names of the checkpoint and go through the model's own loader, which knows fused and sharded
-    layers; vLLM's layerwise reload puts them where the running kernels expect them.
+    layers; vLLM's layerwise reload puts them where the running kernels expect them. Whoever hands in buckets does it
+    where vLLM's own loading happens: with its config set.
     """
 
-    init_info_cls = GroupInfo
-    update_info_cls = BucketInfo
-
-    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
-        super().__init__(config, vllm_config, device, model)
+    def __init__(self, model: torch.nn.Module, vllm_config: Any, device: torch.device) -> None:
+        self.model = model
+        self.model_config = vllm_config.model_config
+        self.parallel_config = vllm_config.parallel_config
         self._receiver = LoadingReceiver(
             self._load, BucketSource(device), checkpoint_shapes(self.model_config.model), device=device
         )
@@ -59,10 +59,11 @@ class AgentRLWeightTransfer(WeightTransferEngine[GroupInfo, BucketInfo]):
         self._parameters: set[str] = set()
         self._updating = False
 
-    def init_transfer_engine(self, init_info: GroupInfo) -> None:
-        group = decode(bytes.fromhex(init_info.group), WeightGroup)
+    def join(self, group: str) -> None:
+        """Joins a process group, see `vllm_messages.pack_group`."""
         parallel = self.parallel_config
-        self._receiver.source.join(group, parallel.data_parallel_index * parallel.world_size + parallel.rank)
+        rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
+        self._receiver.source.join(decode(bytes.fromhex(group), WeightGroup), rank)
 
     def start_weight_update(self) -> None:
         if self._updating:
@@ -73,19 +74,24 @@ class AgentRLWeightTransfer(WeightTransferEngine[GroupInfo, BucketInfo]):
         self._receiver.start()
         initialize_layerwise_reload(self.model)
 
-    def receive_weights(self, update_info: BucketInfo) -> None:
-        if update_info.bucket == ABANDON:
+    def receive(self, bucket: str) -> None:
+        """Takes a step of the update, see `vllm_messages.pack_bucket`."""
+        if bucket == ABANDON:
             raise WeightTransferError("the update was abandoned")
-        if update_info.bucket == COMPLETE:
+        if bucket == COMPLETE:
             self._check_complete()
         else:
-            self._receiver.receive(decode(bytes.fromhex(update_info.bucket), Bucket))
+            self._receiver.receive(decode(bytes.fromhex(bucket), Bucket))
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
         _refresh_tied_layers(self.model)
         _pack_experts(self.model)
         self._updating = False
+
+    def leave(self) -> None:
+        """Leaves the process group, if it is in one."""
+        self._receiver.source.leave()
 
     def _forget_unfinished(self) -> None:
         """An update broke off: layers that it had begun must not count what it brought as part of the next one."""
@@ -102,9 +108,6 @@ class AgentRLWeightTransfer(WeightTransferEngine[GroupInfo, BucketInfo]):
         if missing:
             raise WeightTransferError(f"{len(missing)} parameters got no weights: {', '.join(missing[:5])}")
 
-    def shutdown(self) -> None:
-        self._receiver.source.leave()
-
     def _load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
         try:
             loaded = self.model.load_weights(iter(tensors))  # type: ignore[operator]
@@ -114,6 +117,32 @@ class AgentRLWeightTransfer(WeightTransferEngine[GroupInfo, BucketInfo]):
                 f"the model can't load the tensors {names}: {type(error).__name__}: {error}"
             ) from error
         self._loaded |= loaded or {name for name, _ in tensors}
+
+
+class AgentRLWeightTransfer(WeightTransferEngine[GroupInfo, BucketInfo]):
+    """`ModelUpdate` as vLLM 0.32 and newer ask for it."""
+
+    init_info_cls = GroupInfo
+    update_info_cls = BucketInfo
+
+    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self._update = ModelUpdate(model, vllm_config, device)
+
+    def init_transfer_engine(self, init_info: GroupInfo) -> None:
+        self._update.join(init_info.group)
+
+    def start_weight_update(self) -> None:
+        self._update.start_weight_update()
+
+    def receive_weights(self, update_info: BucketInfo) -> None:
+        self._update.receive(update_info.bucket)
+
+    def finish_weight_update(self) -> None:
+        self._update.finish_weight_update()
+
+    def shutdown(self) -> None:
+        self._update.leave()
 
 
 def _refresh_tied_layers(model: torch.nn.Module) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import time
 from pathlib import Path
@@ -54,17 +55,22 @@ def play(config: RunConfig, when: Any = lambda state, host: None) -> tuple[Path,
     return run_dir, asyncio.run(run())
 
 
+MARK = {"AGENTRL_TEST_RUN": secrets.token_hex(8)}
+"""In the environment of all processes that these tests start, and of those start."""
+os.environ |= MARK
+
+
 def left_behind() -> list[str]:
-    """Processes of vLLM that nobody has any more; what was killed may take a moment to be gone."""
+    """Processes of these tests that nobody has any more; what was killed may take a moment to be gone."""
     deadline = time.monotonic() + 5
     while True:
         found = []
         own = {child.pid for child in psutil.Process().children(recursive=True)}  # engines of other tests
-        for process in psutil.process_iter(["cmdline", "name", "status"]):
-            words = " ".join(process.info["cmdline"] or [process.info["name"] or ""])
+        for process in psutil.process_iter(["cmdline", "name", "status", "environ"]):
+            ours = MARK.items() <= (process.info["environ"] or {}).items()
             dead = process.info["status"] in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-            if not dead and process.pid not in own and ("VLLM" in words or "agentrl.cluster.process" in words):
-                found.append(words.strip())
+            if ours and not dead and process.pid not in own | {os.getpid()}:
+                found.append(" ".join(process.info["cmdline"] or [process.info["name"] or ""]).strip())
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.1)
