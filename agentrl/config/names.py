@@ -111,7 +111,7 @@ ENGINE_ARGUMENTS = {
         "tensor_parallel_size": "rollout.tensor_parallel_size",
         "seed": "data.seed",
         **dict.fromkeys(("enable_lora", "max_loras", "max_lora_rank", "lora_dtype"), "model.lora_merge"),
-        "weight_transfer_config": "weights.transport",
+        **dict.fromkeys(("weight_transfer_config", "worker_extension_cls"), "weights.transport"),
         "logprobs_mode": "agentrl's own need: log-probs of the distribution sampled from",
         "generation_config": "agentrl's own need: sampling as the config says",
         "disable_log_stats": "agentrl's own need: its counters",

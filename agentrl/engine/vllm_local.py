@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 _WORKER_ERROR = re.compile(r"Worker failed with error '(.*)', please check the stack trace", re.DOTALL)
 _OLDEST = (0, 23)
-_RELEASES = "was tested with 0.23.0, 0.31.0 and 0.32.0"
+_TESTED = "is tested with 0.31.0 and 0.32.0"
 _BATCH_TOKENS = 8192
 _BLOCK_TOKENS = 128
 """Tokens of a block of vLLM's cache on CPU, the largest of its defaults: caches are rounded up to it."""
@@ -159,10 +159,10 @@ async def start_vllm_engine(config: RunConfig, model_path: str, index: int, scra
         raise EngineError(
             f"rollout.engine = vllm, but vLLM can't be imported ({error}): docs/engines.md says how to install it"
         ) from error
-    reports_versions = _check_release(config)
+    _check_release(config)
     counters = VllmCounters()
     own = await asyncio.to_thread(_arguments, config, model_path, device)
-    if reports_versions:
+    if reports_versions():
         own["weight_transfer_config"] = {"backend": WEIGHT_TRANSFER}
     else:
         own["worker_extension_cls"] = WORKER_EXTENSION
@@ -180,7 +180,7 @@ async def start_vllm_engine(config: RunConfig, model_path: str, index: int, scra
         shapes = await asyncio.to_thread(adapter_shapes, config.model, model_path)
         folder = scratch / f"adapter-{index}"
         client, workers = AdapterVllm(llm, counters, config.model, shapes, folder, place), 1
-    elif not reports_versions:
+    elif not reports_versions():
         from agentrl.engine.vllm_unversioned import UnversionedVllm
 
         client = UnversionedVllm(llm, counters, await asyncio.to_thread(load_decode, model_path))
@@ -201,28 +201,28 @@ async def start_vllm_engine(config: RunConfig, model_path: str, index: int, scra
     return engine
 
 
-def _check_release(config: RunConfig) -> bool:
-    """Whether the installed vLLM reports which weights sampled a token.
-
-    Raises:
-        EngineError: it is too old for agentrl, or for what the config asks of it.
-    """
-    import vllm
+def reports_versions() -> bool:
+    """Whether the installed vLLM says which weights sampled a token, as releases from 0.32 on do."""
     from vllm.outputs import CompletionOutput
 
+    return "weight_versions" in CompletionOutput.__dataclass_fields__
+
+
+def _check_release(config: RunConfig) -> None:
+    """Raises EngineError if the installed vLLM is too old for agentrl, or for what the config asks of it."""
+    import vllm
+
     if vllm.__version_tuple__[:2] < _OLDEST:
-        raise EngineError(f"vLLM {vllm.__version__} is too old for agentrl, which {_RELEASES}")
-    if "weight_versions" in CompletionOutput.__dataclass_fields__:
-        return True
+        raise EngineError(f"vLLM {vllm.__version__} is too old: agentrl needs 0.23, and {_TESTED}")
+    if reports_versions():
+        return
     if config.publishes_adapters:
         raise EngineError(f"model.lora_merge is false, which needs vLLM 0.32 or newer: there is {vllm.__version__}")
     if config.rollout.kv_on_update == "keep":
         raise EngineError(
             f"rollout.kv_on_update is keep, but vLLM {vllm.__version__} does not report which weights sampled a token, "
-            "so running answers can't go on from their caches with exact versions: set it to recompute, or install "
-            "vLLM 0.32 or newer"
+            "so an answer has to be interrupted for an update: set it to recompute, or install vLLM 0.32 or newer"
         )
-    return False
 
 
 def _arguments(config: RunConfig, model_path: str, device: Device) -> dict[str, Any]:

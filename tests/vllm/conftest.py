@@ -106,13 +106,6 @@ def publish(tmp_path: Path) -> Callable[..., Any]:
     return update
 
 
-def reports_versions() -> bool:
-    """Whether this vLLM says which weights sampled a token; releases before 0.32 do not."""
-    from vllm.outputs import CompletionOutput
-
-    return "weight_versions" in CompletionOutput.__dataclass_fields__
-
-
 def request_of(ids: Sequence[int], number: int = 0, **changes: Any) -> GenerateRequest:
     values: dict[str, Any] = {"max_tokens": 12, "temperature": 1.0, "stop_token_ids": (), "seed": number}
     values |= {"request_id": f"r{number}", "token_ids": np.asarray(ids, np.int32), **changes}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentrl.engine.vllm_local import reports_versions
 from agentrl.record import EngineError, WeightTransferError
 from agentrl.record.protocols import Bucket, WeightReceivers
 from agentrl.weights.bucket import BucketLayout
@@ -18,7 +19,7 @@ from agentrl.weights.collective import CollectiveSender
 from agentrl.weights.disk import DiskSender
 from agentrl.weights.segment import Segment
 from agentrl.weights.shm import ShmSender
-from tests.vllm.conftest import Background, expected_logprobs, prompt, reports_versions, request_of
+from tests.vllm.conftest import Background, expected_logprobs, prompt, request_of
 
 
 def test_fifty_updates_under_running_requests(
