@@ -12,6 +12,8 @@ Three ways take turns in every round, each with an empty prefix cache, and must 
 Answers have a fixed length. Shares are tokens per second of `agent` over those of the other, of the same round. The
 cost of a turn and of a token is what `agent` takes more than `async`, in processor time of this process, which is less
 noisy than the clock's: the first two workloads of a model have as many turns and other lengths, which is two equations.
+Answers that go on past their end mark are not continued token by token: many turns are rendered anew here, which costs
+more than turns of a run do.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ Chains = list[list[GenerateRequest]]
 """Requests by episode, in the order of its turns."""
 SIZES = {"tiny": [(16, 4, 16), (16, 4, 128), (16, 16, 16)], "smollm2": [(16, 4, 32)]}
 """Episodes, turns of each, and tokens of a turn."""
+_REST_SECONDS = 1.5
+"""Before each pass: the workers of the vLLM that had its turn before poll for a second more."""
 
 
 class Talk(AgentLoop):
@@ -150,11 +154,12 @@ class Bench:
             "offline": lambda: self.generate(chains),
         }
         await agent()
+        orders = list(itertools.permutations(ways))
         for number in range(rounds + 1):
-            order = list(ways)[number % 3 :] + list(ways)[: number % 3]
-            for way in order:
+            for way in orders[number % len(orders)]:
                 await self.llm.reset_prefix_cache()
                 await asyncio.to_thread(self.offline.reset_prefix_cache)
+                await asyncio.sleep(_REST_SECONDS)
                 clock, processor = time.perf_counter(), time.process_time()
                 sampled = await ways[way]()
                 if number:  # the first round is to warm up
@@ -246,7 +251,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(SIZES), default=list(SIZES))
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=6)
     arguments = parser.parse_args()
     environment = {**compute_environment(1), "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
     if any(os.environ.get(name) != value for name, value in environment.items()):
