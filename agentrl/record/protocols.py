@@ -295,6 +295,10 @@ class RolloutService(Protocol):
         """The engines that `begin_publish` named become members, in that order; `group.rank` is that of the first."""
         ...
 
+    async def abandon_publish(self, reason: str) -> None:
+        """The trainer can't go on with the publication it began: engines in it wait for all weights."""
+        ...
+
     async def weights_wanted(self) -> None:
         """Returns when an engine has started anew or failed an update, and needs weights before it can serve."""
         ...

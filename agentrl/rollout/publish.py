@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate
 
-from agentrl.record import EngineError, PeerLost
+from agentrl.record import EngineError, PeerLost, WeightTransferError
 from agentrl.record.protocols import Bucket, PauseMode, PublishReport, WeightGroup, WeightReceivers
 from agentrl.rollout.router import Replica, Router
 
@@ -34,6 +34,7 @@ class PublishCoordinator:
         self._pause: PauseMode = pause
         self._loading: list[Replica] = []
         self._paused = 0.0
+        self._number = 0
 
     @property
     def loading(self) -> list[str]:
@@ -50,6 +51,7 @@ class PublishCoordinator:
             EngineError: there is none.
         """
         router = self._router
+        self._number += 1
         self._loading = [*([] if joining_only else router.serving), *router.joining]
         if not self._loading:
             raise EngineError(f"no engine {'waits for' if joining_only else 'is left to take the'} weights")
@@ -88,16 +90,25 @@ class PublishCoordinator:
             self._router.serve(replica, version)
         return PublishReport(version, now - self._paused, drained_seconds, len(loaded))
 
+    def abandon(self, reason: str) -> None:
+        """The sender failed: engines that took part so far have a mixture, and wait for all weights."""
+        self._number += 1
+        loading, self._loading = list(self._still_loading()), []
+        for replica in loading:
+            self._drop(replica, WeightTransferError(reason))
+
     async def _count_workers(self, replica: Replica) -> None:
         if replica.workers is None:
             replica.workers = (await replica.engine.stats()).workers
 
     async def _each(self, call: Callable[[Replica], Awaitable[None]]) -> None:
         """One step on all engines. Two buckets are on their way at a time: an engine may fail both."""
-        loading = list(self._still_loading())
+        number, loading = self._number, list(self._still_loading())
         results = await asyncio.gather(
             *(replica.ask(call(replica), self._timeout) for replica in loading), return_exceptions=True
         )
+        if number != self._number:
+            raise EngineError("the publication was abandoned")
         problems: list[str] = []
         for replica, result in zip(loading, results, strict=True):
             if isinstance(result, BaseException):

@@ -44,6 +44,9 @@ _STATS_SECONDS = 2.0
 _STOP_SECONDS = 2.0
 """How long the end waits for agents and environments to close; a host kills the process soon after."""
 
+_ANSWER_SECONDS = 15.0
+"""How much later than its process group an engine may answer."""
+
 
 class RolloutWorker:
     """Implements `record.protocols.RolloutService`.
@@ -70,7 +73,8 @@ class RolloutWorker:
         self._router = Router(engines, self._changed)
         self._publish = PublishCoordinator(
             self._router,
-            timeout=config.weights.timeout,
+            # An engine whose group fails says so when the group's time is up; it is not silent before that.
+            timeout=config.weights.timeout + _ANSWER_SECONDS,
             pause="keep" if config.async_training.partial_rollout else "wait",
         )
         self._gate = StalenessGate.from_config(config)
@@ -231,6 +235,9 @@ class RolloutWorker:
         self._dispatcher.admitting = True
         self._changed.notify()
         return report
+
+    async def abandon_publish(self, reason: str) -> None:
+        self._publish.abandon(reason)
 
     async def weights_wanted(self) -> None:
         # A batch that was taken is trained first: it would be one version older after an update.

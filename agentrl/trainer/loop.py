@@ -206,9 +206,14 @@ class TrainLoop:
 
     async def _send(self, version: int, *, reload: bool) -> tuple[PublishReport, int]:
         receivers = await self._rollout.begin_publish(reload)
-        await self._sender.connect(receivers, self._rollout.join_weight_group)
-        nbytes = await self._sender.send(self._actor.named_tensors(), self._rollout.publish_bucket)
-        return await self._rollout.finish_publish(version), nbytes
+        try:
+            await self._sender.connect(receivers, self._rollout.join_weight_group)
+            nbytes = await self._sender.send(self._actor.named_tensors(), self._rollout.publish_bucket)
+            return await self._rollout.finish_publish(version), nbytes
+        except (EngineError, WeightTransferError) as error:
+            # Engines that did nothing wrong are paused in the middle of it.
+            await self._rollout.abandon_publish(str(error))
+            raise
 
     async def _reload_engines(self) -> None:
         """Gives engines that have started anew the current weights.

@@ -98,4 +98,8 @@ class CollectiveSender(WeightSender):
         sending = asyncio.get_running_loop().run_in_executor(
             self._thread, broadcast, group, self._buffers[place][: bucket.nbytes]
         )
-        await asyncio.gather(deliver(bucket), sending)
+        delivery = asyncio.ensure_future(deliver(bucket))
+        try:
+            await asyncio.gather(delivery, sending)
+        finally:
+            delivery.cancel()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.record import EngineError, PeerLost, RolloutEnded, WeightTransferError
-from agentrl.record.protocols import WeightGroup
+from agentrl.record.protocols import Bucket, WeightGroup
 from agentrl.rollout.publish import PublishCoordinator
 from agentrl.rollout.router import Router
 from agentrl.rollout.signal import Signal
@@ -126,6 +126,59 @@ async def test_the_receivers_are_named_anew_after_a_restart_and_ranks_follow_eac
     router.started(router.replaced("two"))
     again = await coordinator.begin()
     assert again.names[1] != receivers.names[1] and again.names[0] == receivers.names[0]
+
+
+@asynchronous
+async def test_a_publication_that_its_sender_leaves_is_made_again_for_all_engines() -> None:
+    """A broadcast fails for everybody when one member dies: the others are not to blame, and must not stay paused."""
+    engines = {"one": engine(), "two": engine()}
+    router = Router(engines, Signal())
+    coordinator = PublishCoordinator(router)
+    await coordinator.begin()
+    await coordinator.bucket(BUCKET)
+    coordinator.abandon("the broadcast failed")
+    assert router.serving == [] and len(router.joining) == 2
+    assert await update(coordinator, 1) == 2
+    assert [subject.version for subject in engines.values()] == [1, 1]
+    assert [replica.failed_updates for replica in router.replicas.values()] == [0, 0]
+
+
+@asynchronous
+async def test_what_an_engine_says_of_an_abandoned_publication_does_not_count_for_the_next() -> None:
+    class Slow(ScriptedEngine):
+        async def update_weights(self, bucket: Bucket) -> None:
+            await super().update_weights(bucket)
+            if not late.is_set():
+                await late.wait()
+                raise WeightTransferError("the group is closed")
+
+    late = asyncio.Event()
+    slow = Slow(lambda request: Sampled([5]))
+    router = Router({"slow": slow}, Signal())
+    coordinator = PublishCoordinator(router)
+    await coordinator.begin()
+    bucket = asyncio.ensure_future(coordinator.bucket(BUCKET))
+    await until(lambda: "update_weights" in slow.calls)
+    coordinator.abandon("the broadcast failed")
+    await coordinator.begin()
+    late.set()
+    with pytest.raises(EngineError, match="abandoned"):
+        await bucket
+    await coordinator.bucket(BUCKET)
+    assert (await coordinator.finish(1)).engines == 1
+    assert [replica.engine for replica in router.serving] == [slow]
+
+
+@asynchronous
+async def test_a_sender_that_fails_again_and_again_ends_with_an_error() -> None:
+    router = Router({"one": engine()}, Signal())
+    coordinator = PublishCoordinator(router)
+    for _ in range(3):
+        await coordinator.begin()
+        coordinator.abandon("no room on the disk")
+    assert not router.alive
+    with pytest.raises(EngineError, match="no engine is left"):
+        await coordinator.begin()
 
 
 @asynchronous

@@ -67,6 +67,9 @@ class ScriptedRollout:
     async def join_weight_group(self, group: WeightGroup) -> None:
         raise NotImplementedError
 
+    async def abandon_publish(self, reason: str) -> None:
+        self.calls.append(f"abandon: {reason}")
+
     async def publish_bucket(self, bucket: Bucket) -> None:
         self._receiver.receive(bucket)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.record import Batch, EngineError
+from agentrl.record import Batch, EngineError, WeightTransferError
 from agentrl.record.protocols import PublishReport
 from tests.support.asynchrony import settle, until
 from tests.support.scripted_rollout import EngineLeft, same_weights
@@ -37,6 +37,34 @@ def test_a_publication_that_no_engine_took_is_repeated_when_one_is_back(new_loop
         assert [call for call in rollout.calls if call.startswith("publish")] == ["publish 1", "publish 1", "publish 2"]
         assert [row["policy_version"] for row in rows] == [0, 1]
         assert same_weights(loop._actor.model, rollout.engine)
+
+    asyncio.run(play())
+
+
+def test_engines_hear_that_a_publication_broke_off_on_the_senders_side(new_loop: Fixture) -> None:
+    """The rollout side can't know: no engine failed. Without a word it would keep them paused for ever."""
+
+    class Waiting(EngineLeft):
+        async def abandon_publish(self, reason: str) -> None:
+            await super().abandon_publish(reason)
+            self.wanted.set()
+
+    async def play() -> None:
+        loop, rollout, rows = new_loop("trainer.total_steps=2", rollout=Waiting)
+        send, failures = loop._sender.send, ["the group is closed"]
+
+        async def fail_once(*arguments: Any) -> int:
+            if failures:
+                raise WeightTransferError(failures.pop())
+            return await send(*arguments)
+
+        loop._sender.send = fail_once
+        await loop.run()
+        assert [call for call in rollout.calls if call.startswith(("publish", "abandon"))] == [
+            *("publish 1", "abandon: the group is closed"),
+            *("publish 1", "publish 2"),
+        ]
+        assert len(rows) == 2 and same_weights(loop._actor.model, rollout.engine)
 
     asyncio.run(play())
 
