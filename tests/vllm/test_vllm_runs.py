@@ -99,12 +99,17 @@ def test_engine_and_trainer_agree_on_log_probs(adapters: tuple[str, ...], tmp_pa
 
 @pytest.mark.parametrize(("moment", "transport"), [("generation", "shm"), ("update", "collective")])
 def test_one_of_two_engines_dies(moment: str, transport: str, tmp_path: Path) -> None:
+    stopped: list[int] = []
     killed: list[int] = []
 
     def kill(state: RunState, host: LocalHost) -> None:
         updating = state.trainer.phase == "publishing weights"
-        if not killed and state.trainer.version >= 1 and updating == (moment == "update"):
-            child = next(child for child in host._processes.children if child.role == "engine-1")
+        child = next(child for child in host._processes.children if child.role == "engine-1")
+        if not stopped and state.trainer.version >= 1 and not updating:
+            stopped.append(child.process.pid)
+            # So the next update can't end before it is killed.
+            os.kill(child.process.pid, signal.SIGSTOP if moment == "update" else signal.SIGKILL)
+        if stopped and not killed and updating == (moment == "update"):
             killed.append(child.process.pid)
             os.kill(child.process.pid, signal.SIGKILL)
 
@@ -116,12 +121,9 @@ def test_one_of_two_engines_dies(moment: str, transport: str, tmp_path: Path) ->
         "trainer.total_steps=8",
         "trainer.val_before_train=false",
         "actor.ppo_mini_batch_size=4",
-        # So that publications are long enough to be seen.
-        "weights.bucket_mb=1",
     )
     run_dir, state = play(config, kill)
-    if moment == "generation":
-        assert killed
+    assert killed == stopped != []
     assert state.trainer.version == 8 and not state.trainer.problem
     fates = rows_of(run_dir, "fates.jsonl")
     assert len({row["episode_id"] for row in fates}) == len(fates) == state.rollout.dispatched
