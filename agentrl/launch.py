@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,9 +64,11 @@ def prepare(
     with plugin_paths(folders):
         check_user_code(config, splits)
     _check_renderer(config.model.renderer)
+    _check_engine(config)
     model_path = resolve_model(config.model.path)
     if config.has_critic and config.critic.path is not None:
         resolve_model(config.critic.path, key="critic.path")
+    _check_context(config, model_path)
     if config.model.lora_rank and "train" in splits:
         _check_adapters(config.model, model_path)
     device = get_device(config.trainer.device)
@@ -102,6 +105,26 @@ def _check_renderer(name: str) -> None:
         config_from_name(name)
     except ValueError as error:
         raise PluginError(f"model.renderer: {error}") from None
+
+
+def _check_engine(config: RunConfig) -> None:
+    engine = config.rollout.engine
+    if engine != "torch" and not config.rollout.engine_urls and find_spec(engine) is None:
+        raise PluginError(f"rollout.engine is {engine}, which is not installed here: docs/engines.md says how")
+
+
+def _check_context(config: RunConfig, path: str) -> None:
+    """vLLM and SGLang refuse to go beyond the positions that a model was made for."""
+    if config.rollout.engine == "torch" or config.rollout.engine_urls:
+        return
+    from transformers import AutoConfig
+
+    most = getattr(AutoConfig.from_pretrained(path).get_text_config(), "max_position_embeddings", None)
+    if most is not None and config.rollout.max_model_len > most:
+        raise PluginError(
+            f"rollout.max_model_len is {config.rollout.max_model_len}, but the model has {most} positions: set it to "
+            f"{most} or less"
+        )
 
 
 def _check_adapters(config: ModelConfig, path: str) -> None:

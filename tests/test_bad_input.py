@@ -30,6 +30,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     "no such critic": (["algorithm.adv_estimator=gae", "critic.path=/nowhere"], "critic.path: '/nowhere' is no folder"),
     "no gguf": (["model.path=empty.gguf"], "empty.gguf is no GGUF file"),
     "broken parquet": (["data.train=broken.parquet"], "broken.parquet"),
+    "vllm is not installed": (["rollout.engine=vllm"], "rollout.engine is vllm, which is not installed here"),
     "no such layer": (["model.lora_rank=4", "model.target_modules=[query]"], "the model has no layer query"),
 }
 LOOK_AT_THE_MODEL = {"no such layer"}

@@ -33,8 +33,8 @@ STARTUP_FAILED = 3
 """Exit status of an engine that could not even start: another try would end the same way."""
 
 
-class StartupFailed(Exception):
-    """The model could not be loaded; the cause says why."""
+class StartupFailed(AgentRLError):
+    """An engine could not be started; the message says why."""
 
 
 async def run_engine(spec: RunSpec, role: str) -> None:
@@ -45,6 +45,8 @@ async def run_engine(spec: RunSpec, role: str) -> None:
         index = spec.engine_roles().index(role)
         engine = await load_engine(spec.run_config(), spec.model_path, index, Path(spec.segments))
     except Exception as error:
+        if not isinstance(error, AgentRLError):
+            logging.getLogger("agentrl").info("the engine could not be started", exc_info=error)
         raise StartupFailed(f"the engine could not be started: {error}") from error
     try:
         async with asyncio.TaskGroup() as tasks:

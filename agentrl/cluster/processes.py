@@ -178,7 +178,10 @@ class Processes:
     def failure(self, child: Child) -> ProcessFailed:
         """What to raise because of the end of a process."""
         text = child.log.read_text(errors="replace").replace("\r", "\n")
-        lines = [line for line in text.splitlines() if line.strip() and "Loading weights:" not in line][-15:]
+        lines = [line for line in text.splitlines() if line.strip() and "Loading weights:" not in line]
+        # What a process says of its own end is all there is to say; else what happened last.
+        told = max((number for number, line in enumerate(lines) if " ERROR agentrl: " in line), default=-15)
+        lines = lines[told:]
         log = f"the end of {child.log}:\n" + "\n".join(f"  {line}" for line in lines)
         return ProcessFailed(
             f"the {child.role} process {how_it_ended(child)}; {log if lines else f'its log, {child.log}, says nothing'}"

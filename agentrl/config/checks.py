@@ -126,6 +126,13 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
             "set model.lora_merge to true, or rollout.engine to vllm without rollout.engine_urls",
             others=("rollout.engine", "rollout.engine_urls"),
         )
+    if config.publishes_adapters and config.model.lora_rank > names.LARGEST_ADAPTER:
+        yield Problem(
+            "model.lora_rank",
+            f"is {config.model.lora_rank}, but vLLM takes adapters of rank {names.LARGEST_ADAPTER} at most",
+            f"set model.lora_rank to {names.LARGEST_ADAPTER} or less, or model.lora_merge to true",
+            others=("model.lora_merge",),
+        )
     if rollout.engine != "torch":
         for name in rollout.engine_args.keys() & names.ENGINE_ARGUMENTS[rollout.engine].keys():
             own = names.ENGINE_ARGUMENTS[rollout.engine][name]

@@ -101,6 +101,9 @@ ESTIMATOR_CONSTANTS = {
 KL_ESTIMATES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 """Values of `actor.kl_loss_type`, which may end with a `+`."""
 
+LARGEST_ADAPTER = 512
+"""Rank of the largest LoRA adapter that vLLM takes."""
+
 ENGINE_ARGUMENTS = {
     "vllm": {
         "model": "model.path",
@@ -108,7 +111,9 @@ ENGINE_ARGUMENTS = {
         "max_model_len": "rollout.max_model_len",
         "max_num_seqs": "rollout.max_batch_size",
         "kv_cache_memory_bytes": "rollout.kv_cache_tokens",
-        "tensor_parallel_size": "rollout.tensor_parallel_size",
+        **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), "rollout.tensor_parallel_size"),
+        "data_parallel_size": "rollout.n_gpus_per_node, for more engines",
+        "load_format": "agentrl's own need: the first tokens are sampled by the model's own weights",
         "seed": "data.seed",
         **dict.fromkeys(("enable_lora", "max_loras", "max_lora_rank", "lora_dtype"), "model.lora_merge"),
         **dict.fromkeys(("weight_transfer_config", "worker_extension_cls"), "weights.transport"),

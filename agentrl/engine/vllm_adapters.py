@@ -28,13 +28,7 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def adapter_arguments(model: ModelConfig) -> dict[str, Any]:
-    """What vLLM has to be started with.
-
-    Raises:
-        ValueError: the rank is larger than vLLM's largest.
-    """
-    if model.lora_rank > RANKS[-1]:
-        raise ValueError(f"model.lora_rank is {model.lora_rank}, and vLLM takes adapters up to {RANKS[-1]}")
+    """What vLLM has to be started with."""
     rank = min(rank for rank in RANKS if rank >= model.lora_rank)
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
 

@@ -104,12 +104,14 @@ def test_one_of_two_engines_dies(moment: str, transport: str, tmp_path: Path) ->
 
     def kill(state: RunState, host: LocalHost) -> None:
         updating = state.trainer.phase == "publishing weights"
+        if killed:
+            return
         child = next(child for child in host._processes.children if child.role == "engine-1")
         if not stopped and state.trainer.version >= 1 and not updating:
             stopped.append(child.process.pid)
             # So the next update can't end before it is killed.
             os.kill(child.process.pid, signal.SIGSTOP if moment == "update" else signal.SIGKILL)
-        if stopped and not killed and updating == (moment == "update"):
+        if stopped and updating == (moment == "update"):
             killed.append(child.process.pid)
             os.kill(child.process.pid, signal.SIGKILL)
 
