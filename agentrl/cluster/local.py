@@ -146,7 +146,7 @@ class LocalHost:
         if not child.role.startswith("engine") or not (again or others or self._returning):
             raise self._processes.failure(child)
         self._processes.children.remove(child)
-        self._processes.end_session(child)
+        self._processes.replaced.append(child)
         self._returning |= {child.role} if again else set()
         log.warning(
             "the %s process %s and %s; its log is %s",
@@ -156,6 +156,8 @@ class LocalHost:
 
     async def _restart(self, child: Child, again: bool) -> None:
         await self._rollout.proxy.engine_lost(child.role, again)
+        await self._processes.end_session(child)
+        self._processes.replaced.remove(child)
         if again:
             await asyncio.sleep(_RESTART_SECONDS * (2**child.restarts - 1))
             await self._processes.start_engine(child.role, restarts=child.restarts + 1)

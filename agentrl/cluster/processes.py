@@ -21,7 +21,8 @@ from agentrl.device import compute_environment, get_device
 from agentrl.record import AgentRLError
 from agentrl.weights.segment import shared_memory_root
 
-_STOP_SECONDS = 3.0
+_STOP_SECONDS = 10.0
+_SESSION_SECONDS = 2.0
 _LONGEST_SOCKET_PATH = 100
 PLAIN_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0"}
 """Of a process that plays episodes. Not the allocator's settings of those that compute: what agents and environments
@@ -57,6 +58,7 @@ class Processes:
 
     Attributes:
         children: those that run, or ran last in their role.
+        replaced: those that ended, whose session has yet to.
         spec: what they are told; there once the context is entered.
     """
 
@@ -65,6 +67,7 @@ class Processes:
     def __init__(self, config: RunConfig, run_dir: Path, model_path: str, plugin_paths: tuple[str, ...]) -> None:
         self.run_dir = run_dir
         self.children: list[Child] = []
+        self.replaced: list[Child] = []
         self._config = config
         self._model_path = model_path
         self._plugin_paths = plugin_paths
@@ -164,14 +167,20 @@ class Processes:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-        for child in self.children:
-            self.end_session(child)
+        await asyncio.gather(*map(self.end_session, [*self.children, *self.replaced]))
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
         self._folders = []
 
-    def end_session(self, child: Child) -> None:
-        """Whatever a process left behind goes with it: what an agent or environment started, an engine's workers."""
+    async def end_session(self, child: Child) -> None:
+        """Whatever a process left behind goes with it: what an agent or environment started, an engine's workers. What
+        removes their shared memory after them, Python's resource tracker, is given the time for it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.process.pid, signal.SIGTERM)
+            deadline = time.monotonic() + _SESSION_SECONDS
+            while time.monotonic() < deadline:
+                os.killpg(child.process.pid, 0)
+                await asyncio.sleep(0.02)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.process.pid, signal.SIGKILL)
 
