@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from agentrl.engine.vllm_local import reports_versions
 from agentrl.record import EngineError, WeightTransferError
 from agentrl.record.protocols import Bucket, WeightReceivers
+from agentrl.tiny import tiny_model_path
 from agentrl.weights.bucket import BucketLayout
 from agentrl.weights.collective import CollectiveSender
 from agentrl.weights.disk import DiskSender
@@ -55,6 +57,74 @@ def test_fifty_updates_under_running_requests(
             own = result.versions == version
             np.testing.assert_allclose(result.logprobs[own], expected[model_of[version]][own], atol=2e-3)
     assert len(seen) > 10, "updates have to come in the middle of the answers"
+
+
+def test_requests_that_wait_for_their_turn_outlast_any_number_of_updates(
+    engine: Any, publish: Any, weights: list[Any], background: Background
+) -> None:
+    """More than run at once, coming at any moment, also within updates: all end whole, each token of its version."""
+    requests = [request_of(prompt(8 + i, i), 900 + i, max_tokens=60) for i in range(60)]
+
+    async def arrive(request: Any) -> Any:
+        await asyncio.sleep(request.seed % 30 * 0.03)
+        return await engine.generate(request)
+
+    async def play() -> tuple[list[Any], dict[int, int]]:
+        model_of = {await publish(engine, weights[1]): 1}
+        calls = [asyncio.create_task(arrive(request)) for request in requests]
+        for number in range(25):
+            await asyncio.sleep(0.01)
+            model_of[await publish(engine, weights[number % 3 + 1])] = number % 3 + 1
+        return await asyncio.gather(*calls), model_of
+
+    results, model_of = background.run(play())
+    for request, result in zip(requests, results, strict=True):
+        assert result.finish_reason == "length" and (np.diff(result.versions) >= 0).all()
+        for version in set(result.versions.tolist()):
+            own = result.versions == version
+            expected = expected_logprobs(
+                weights[model_of[version]], request.token_ids.tolist(), result.token_ids.tolist()
+            )
+            np.testing.assert_allclose(result.logprobs[own], expected[own], atol=2e-3)
+    assert len({version for result in results for version in result.versions.tolist()}) > 5
+
+
+def test_stop_texts_are_found_over_updates(
+    engine: Any, publish: Any, weights: list[Any], background: Background
+) -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(tiny_model_path())
+    request = request_of(prompt(5), 980, temperature=0.0, max_tokens=500)
+
+    async def play() -> tuple[Any, Any]:
+        await publish(engine, weights[2])
+        free = await engine.generate(request)
+        text = tokenizer.decode(free.token_ids.tolist(), clean_up_tokenization_spaces=False)
+        stop = next(text[i : i + 12] for i in range(len(text) - 20, 0, -1) if text.find(text[i : i + 12]) == i)
+        call = asyncio.create_task(engine.generate(replace(request, stop=(stop,))))
+        while not call.done():
+            await asyncio.sleep(0.05)
+            await publish(engine, weights[2])
+        return stop, await call
+
+    stop, result = background.run(play())
+    assert result.finish_reason == "stop" and len(set(result.versions.tolist())) > 1
+    ids = result.token_ids.tolist()
+    assert stop in tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    assert stop not in tokenizer.decode(ids[:-1], clean_up_tokenization_spaces=False)
+
+
+def test_an_answer_can_be_ended_within_a_pause(engine: Any, weights: list[Any], background: Background) -> None:
+    async def play() -> Any:
+        call = asyncio.create_task(engine.generate(request_of(prompt(5), 990, max_tokens=900)))
+        await asyncio.sleep(0.2)
+        await engine.pause()
+        await engine.abort(["r990"])
+        result = await asyncio.wait_for(call, 2)
+        await engine.resume()
+        return result
+
+    result = background.run(play())
+    assert result.finish_reason == "abort" and 0 < len(result.token_ids) == len(result.versions) < 900
 
 
 def test_the_same_prompt_is_answered_by_the_new_weights_not_from_the_prefix_cache(
