@@ -21,17 +21,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import os
 import statistics
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from reporting import report, spread
 
 from agentrl import AgentLoop, Policy, Task
 from agentrl.config import RunConfig, load_config
@@ -219,33 +220,20 @@ async def compare(name: str, rounds: int) -> None:
             more = [own - bare for (_, own), (_, bare) in zip(taken["agent"], taken["async"], strict=True)]
             costs.append((episodes * turns, count, statistics.median(more)))
             row = {"model": name, "episodes": episodes, "turns": turns, "tokens_per_turn": tokens, "rounds": rounds}
-            row["tokens_per_second"] = {way: _spread(values) for way, values in rates.items()}
+            row["tokens_per_second"] = {way: spread(values) for way, values in rates.items()}
             for other in ("async", "offline"):
                 shares = [own / bare for own, bare in zip(rates["agent"], rates[other], strict=True)]
-                row[f"share_of_{other}"] = _spread(shares)
-            row["processor_microseconds_per_turn"] = _spread([1e6 * value / (episodes * turns) for value in more])
-            _report(row)
+                row[f"share_of_{other}"] = spread(shares)
+            row["processor_microseconds_per_turn"] = spread([1e6 * value / (episodes * turns) for value in more])
+            report(row)
         if len(costs) > 1:
             (turns, tokens, seconds), (_, more_tokens, more_seconds), *_ = costs
             per_token = (more_seconds - seconds) / (more_tokens - tokens)
             per_turn = (seconds - per_token * tokens) / turns
             equation = {"microseconds_per_turn": 1e6 * per_turn, "microseconds_per_token": 1e6 * per_token}
-            _report({"model": name, **{key: round(value, 2) for key, value in equation.items()}})
+            report({"model": name, **{key: round(value, 2) for key, value in equation.items()}})
         await bench.engine.close()
         bench.offline.llm_engine.engine_core.shutdown()
-
-
-def _report(row: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(row) + "\n")
-    sys.stdout.flush()
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(values), 3),
-        "lowest": round(min(values), 3),
-        "highest": round(max(values), 3),
-    }
 
 
 def main() -> None:

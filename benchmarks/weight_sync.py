@@ -4,19 +4,18 @@
     python benchmarks/weight_sync.py --gigabytes 0.5 --rounds 3
     python benchmarks/weight_sync.py --vllm                       # SmolLM2 into a running vLLM, its load time apart
 
-In every round each transport and a plain copy of the same bytes (`copy_`, one thread, one process) take turns, so
-that what else the machine does hits all of them; the ratio is that of the round. So does what no transfer between two
+In every round each transport and a plain copy of the same bytes (`copy_`, one thread, one process) take turns, so that
+what else the machine does hits all of them; the ratio is that of the round. So does what no transfer between two
 processes can beat: both receivers at once copy as many bytes and compute their checksum, without waiting for anybody.
-`shm` and `disk` have one receiver,
-`collective` two, which join the trainer's process group over gloo. Receivers are processes of their own, called like
-engines are, and copy into their own parameters; checksums are computed on both sides, as in a run.
+`shm` and `disk` have one receiver, `collective` two, which join the trainer's process group over gloo. Receivers are
+processes of their own, called like engines are, and copy into their own parameters; checksums are computed on both
+sides, as in a run.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from reporting import report, spread
 
 from agentrl.cluster.rpc import RpcClient, RpcServer, connected
 from agentrl.record.protocols import Bucket, WeightGroup, WeightReceivers
@@ -200,18 +200,16 @@ async def measure(gigabytes: float, rounds: int, bucket_mb: int, folder: Path) -
     for name, (sender, count) in senders.items():
         sender.close()
         shares = {
-            f"share_of_{other}": _spread(
-                [theirs / own for theirs, own in zip(seconds[key], seconds[name], strict=True)]
-            )
+            f"share_of_{other}": spread([theirs / own for theirs, own in zip(seconds[key], seconds[name], strict=True)])
             for key, other in (("copy", "plain_copy"), ("limit", "two_copies_at_once"))
         }
-        _report(
+        report(
             {
                 "transport": name,
                 "receivers": count,
                 "gigabytes": round(nbytes / 1e9, 3),
                 "bucket_mb": bucket_mb,
-                "seconds": _spread(seconds[name]),
+                "seconds": spread(seconds[name]),
                 "gigabytes_per_second": round(nbytes / 1e9 / statistics.median(seconds[name]), 2),
                 "plain_copy_gigabytes_per_second": round(nbytes / 1e9 / statistics.median(seconds["copy"]), 2),
                 **shares,
@@ -265,28 +263,15 @@ async def measure_vllm(rounds: int, bucket_mb: int, folder: Path) -> None:
         rows.append({"transport": transport, "update": time.perf_counter() - began})
     await engine.close()
     rows = rows[1:]
-    _report(
+    report(
         {
             "engine": "vllm",
             "gigabytes": round(nbytes / 1e9, 3),
-            "update_seconds": _spread([row["update"] for row in rows]),
-            "transport_alone_seconds": _spread([row["transport"] for row in rows]),
-            "load_seconds": _spread([row["update"] - row["transport"] for row in rows]),
+            "update_seconds": spread([row["update"] for row in rows]),
+            "transport_alone_seconds": spread([row["transport"] for row in rows]),
+            "load_seconds": spread([row["update"] - row["transport"] for row in rows]),
         }
     )
-
-
-def _report(row: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(row) + "\n")
-    sys.stdout.flush()
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(values), 3),
-        "lowest": round(min(values), 3),
-        "highest": round(max(values), 3),
-    }
 
 
 def main() -> None:

@@ -126,11 +126,12 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
             "set model.lora_merge to true, or rollout.engine to vllm without rollout.engine_urls",
             others=("rollout.engine", "rollout.engine_urls"),
         )
-    if config.publishes_adapters and config.model.lora_rank > names.LARGEST_ADAPTER:
+    largest = names.ADAPTER_RANKS[-1]
+    if config.publishes_adapters and config.model.lora_rank > largest:
         yield Problem(
             "model.lora_rank",
-            f"is {config.model.lora_rank}, but vLLM takes adapters of rank {names.LARGEST_ADAPTER} at most",
-            f"set model.lora_rank to {names.LARGEST_ADAPTER} or less, or model.lora_merge to true",
+            f"is {config.model.lora_rank}, but vLLM takes adapters of rank {largest} at most",
+            f"set model.lora_rank to {largest} or less, or model.lora_merge to true",
             others=("model.lora_merge",),
         )
     if rollout.engine != "torch":

@@ -101,8 +101,8 @@ ESTIMATOR_CONSTANTS = {
 KL_ESTIMATES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 """Values of `actor.kl_loss_type`, which may end with a `+`."""
 
-LARGEST_ADAPTER = 512
-"""Rank of the largest LoRA adapter that vLLM takes."""
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of LoRA adapters that vLLM makes room for."""
 
 ENGINE_ARGUMENTS = {
     "vllm": {

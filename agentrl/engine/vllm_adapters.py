@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from agentrl.config.names import ADAPTER_RANKS
 from agentrl.config.schema import ModelConfig
 from agentrl.engine.vllm_engine import VllmCounters
 from agentrl.engine.vllm_local import LocalVllm
@@ -19,17 +20,14 @@ from agentrl.engine.vllm_messages import ABANDON, COMPLETE
 from agentrl.record import WeightTransferError
 from agentrl.record.codec import decode
 from agentrl.record.protocols import Bucket, WeightGroup
-from agentrl.weights.bucket import checksum
+from agentrl.weights.bucket import tensor_checksums
 from agentrl.weights.receiver import LoadingReceiver
 from agentrl.weights.sources import BucketSource
-
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM makes room for."""
 
 
 def adapter_arguments(model: ModelConfig) -> dict[str, Any]:
     """What vLLM has to be started with."""
-    rank = min(rank for rank in RANKS if rank >= model.lora_rank)
+    rank = min(rank for rank in ADAPTER_RANKS if rank >= model.lora_rank)
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
 
 
@@ -91,7 +89,7 @@ class AdapterVllm(LocalVllm):
         await self.set_version(version)
 
     async def weight_checksums(self) -> list[dict[str, str]]:
-        return [{name: f"{checksum(_bytes(tensor)):016x}" for name, tensor in self._tensors.items()}]
+        return [tensor_checksums(self._tensors.items())]
 
     async def sleep(self, level: int) -> None:
         await super().sleep(1)  # an update would not bring back what 2 drops: the model's own weights
@@ -114,7 +112,3 @@ class AdapterVllm(LocalVllm):
         own = {name: tensor.cpu().contiguous() for name, tensor in self._tensors.items()}
         await asyncio.to_thread(save_file, own, self._folder / "adapter_model.safetensors")
         await self._ask(self._llm.add_lora(self._lora_request(anew=True)))
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)

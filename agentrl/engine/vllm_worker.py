@@ -14,7 +14,7 @@ import torch
 from vllm.config import set_current_vllm_config
 
 from agentrl.engine.vllm_weights import ModelUpdate
-from agentrl.weights.bucket import checksum
+from agentrl.weights.bucket import tensor_checksums
 
 
 class WeightUpdates:
@@ -46,14 +46,9 @@ class WeightUpdates:
             torch.accelerator.synchronize()
 
     def agentrl_checksums(self) -> dict[str, str]:
-        tensors = self.model_runner.get_model().named_parameters()
-        return {name: f"{checksum(_bytes(tensor)):016x}" for name, tensor in tensors}
+        return tensor_checksums(self.model_runner.get_model().named_parameters())
 
     @contextmanager
     def _agentrl_loading(self) -> Iterator[None]:
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             yield
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)

@@ -72,12 +72,22 @@ def fill(target: torch.Tensor, pieces: Pieces) -> int:
     """
     total = Checksum(target[: bucket_nbytes(pieces)])
     for piece, tensor in pieces:
-        source = tensor.view(-1).view(torch.uint8)[piece.tensor_offset : piece.tensor_offset + piece.nbytes]
+        source = as_bytes(tensor)[piece.tensor_offset : piece.tensor_offset + piece.nbytes]
         for start in range(0, piece.nbytes, CHUNK_BYTES):
             end = min(start + CHUNK_BYTES, piece.nbytes)
             target[piece.bucket_offset + start : piece.bucket_offset + end].copy_(source[start:end])
             total.add_until(piece.bucket_offset + end)
     return total.value()
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor, uint8 `[N]`."""
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def tensor_checksums(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
+    """The checksum of each tensor, in hexadecimal, by its name."""
+    return {name: f"{checksum(as_bytes(tensor.contiguous())):016x}" for name, tensor in tensors}
 
 
 def checksum(data: torch.Tensor) -> int:

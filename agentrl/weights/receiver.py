@@ -9,7 +9,7 @@ import torch
 
 from agentrl.record import WeightTransferError
 from agentrl.record.protocols import Bucket, TensorSlice
-from agentrl.weights.bucket import CHUNK_BYTES, Checksum
+from agentrl.weights.bucket import CHUNK_BYTES, Checksum, as_bytes
 from agentrl.weights.sources import BucketSource
 
 _SHOWN = 5
@@ -72,12 +72,12 @@ class BucketReceiver(ABC):
 
     def _copy(self, piece: TensorSlice, data: torch.Tensor, total: Checksum) -> None:
         target = self._target(piece)
-        as_bytes = target.detach().view(-1).view(torch.uint8)[piece.tensor_offset : piece.tensor_offset + piece.nbytes]
+        place = as_bytes(target)[piece.tensor_offset : piece.tensor_offset + piece.nbytes]
         source = data[piece.bucket_offset : piece.bucket_offset + piece.nbytes]
         for start in range(0, piece.nbytes, CHUNK_BYTES):
             end = min(start + CHUNK_BYTES, piece.nbytes)
             total.add_until(piece.bucket_offset + end)
-            as_bytes[start:end].copy_(source[start:end])
+            place[start:end].copy_(source[start:end])
         left = self._missing.get(piece.name, target.numel() * target.element_size()) - piece.nbytes
         self._missing[piece.name] = left
         self._expected.discard(piece.name)

@@ -89,6 +89,15 @@ def engine(start: Callable[..., Any], background: Background) -> Iterator[Any]:
 _versions = iter(range(1, 10**6))
 
 
+async def send_weights(engine: Any, sender: Any, tensors: Any, version: int) -> None:
+    """A whole update."""
+    await engine.pause()
+    await engine.start_weight_update()
+    await sender.send(tensors, engine.update_weights)
+    await engine.finish_weight_update(version)
+    await engine.resume()
+
+
 @pytest.fixture
 def publish(tmp_path: Path) -> Callable[..., Any]:
     """`await publish(engine, model)`: a whole update through shared memory; returns its version."""
@@ -96,11 +105,7 @@ def publish(tmp_path: Path) -> Callable[..., Any]:
 
     async def update(engine: Any, model: Any, *, sender: Any = sender) -> int:
         version = next(_versions)
-        await engine.pause()
-        await engine.start_weight_update()
-        await sender.send(model.named_parameters(), engine.update_weights)
-        await engine.finish_weight_update(version)
-        await engine.resume()
+        await send_weights(engine, sender, model.named_parameters(), version)
         return version
 
     return update

@@ -20,7 +20,7 @@ from agentrl.record import EngineError, WeightTransferError
 from agentrl.tiny import tiny_model_path
 from agentrl.trainer.published import published_tensors
 from agentrl.weights.shm import ShmSender
-from tests.vllm.conftest import Background, expected_logprobs, prompt, request_of
+from tests.vllm.conftest import Background, expected_logprobs, prompt, request_of, send_weights
 
 LORA = ("model.lora_rank=5", "model.lora_alpha=12", "model.lora_merge=false", "model.target_modules=[q_proj,up_proj]")
 
@@ -46,11 +46,7 @@ def adapted(seed: int) -> Any:
 
 async def update(engine: Any, model: Any, version: int, folder: Path, left_out: int = 0) -> None:
     tensors = list(published_tensors(model, torch.float32, adapters=True, checkpoint_names=True))
-    await engine.pause()
-    await engine.start_weight_update()
-    await ShmSender(folder, 4096).send(tensors[left_out:], engine.update_weights)
-    await engine.finish_weight_update(version)
-    await engine.resume()
+    await send_weights(engine, ShmSender(folder, 4096), tensors[left_out:], version)
 
 
 def test_adapters_change_under_running_requests(adapter_engine: Any, background: Background, tmp_path: Path) -> None:
@@ -125,11 +121,7 @@ def test_a_mixture_of_experts(config: Any, start: Callable[..., Any], background
 
     async def play() -> Any:
         tensors = published_tensors(trained, torch.float32, adapters=False, checkpoint_names=True)
-        await engine.pause()
-        await engine.start_weight_update()
-        await ShmSender(tmp_path, 50_000).send(tensors, engine.update_weights)
-        await engine.finish_weight_update(1)
-        await engine.resume()
+        await send_weights(engine, ShmSender(tmp_path, 50_000), tensors, 1)
         return await engine.generate(request)
 
     request = request_of(prompt(20), 700, max_tokens=30)
