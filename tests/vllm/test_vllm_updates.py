@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,28 @@ def test_requests_that_wait_for_their_turn_outlast_any_number_of_updates(
             )
             np.testing.assert_allclose(result.logprobs[own], expected[own], atol=2e-3)
     assert len({version for result in results for version in result.versions.tolist()}) > 5
+
+
+def test_random_numbers_do_not_begin_anew_after_an_update(
+    engine: Any, publish: Any, weights: list[Any], background: Background
+) -> None:
+    """Under weights that find all tokens equally likely they alone decide."""
+    flat = deepcopy(weights[0])
+    flat.model.norm.weight.zero_()
+
+    async def play() -> Any:
+        await publish(engine, flat)
+        call = asyncio.create_task(engine.generate(request_of(prompt(5), 970, max_tokens=600)))
+        for _ in range(2):
+            await asyncio.sleep(0.15)
+            await publish(engine, flat)
+        return await call
+
+    result = background.run(play())
+    later = np.flatnonzero(np.diff(result.versions)) + 1
+    assert len(later), "an update has to come in the middle of the answer"
+    for begin in (*later, *(later - 1), *(later + 1)):
+        assert (result.token_ids[begin : begin + 20] == result.token_ids[:20]).sum() < 3
 
 
 def test_stop_texts_are_found_over_updates(
