@@ -121,6 +121,13 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng((length, seed)).integers(990, size=length).tolist()
 
 
+async def until_sampling(engine: Any, call: asyncio.Task[Any]) -> None:
+    """Returns when the engine has sampled more tokens than when it was called, or the call is over."""
+    before = (await engine.stats()).generated_tokens
+    while (await engine.stats()).generated_tokens == before and not call.done():  # noqa: ASYNC110  it does not say
+        await asyncio.sleep(0.01)
+
+
 @torch.no_grad()
 def expected_logprobs(model: Any, prompt: Sequence[int], answer: Sequence[int], temperature: float = 1.0) -> np.ndarray:
     ids = torch.tensor([[*prompt, *answer]])

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from agentrl.record import EngineError
 from agentrl.tiny import tiny_model_path
-from tests.vllm.conftest import Background, expected_logprobs, prompt, request_of
+from tests.vllm.conftest import Background, expected_logprobs, prompt, request_of, until_sampling
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
@@ -68,7 +68,7 @@ def test_an_aborted_request_returns_what_there_is(engine: Any, background: Backg
         await engine.pause()
         calls = [asyncio.create_task(engine.generate(request_of(prompt(5), i, max_tokens=900))) for i in (70, 71)]
         await engine.resume()
-        await asyncio.sleep(0.3)
+        await until_sampling(engine, calls[0])
         await engine.abort(["r70"])
         result = await calls[0]
         calls[1].cancel()  # the agent was cancelled: nothing of it may go on

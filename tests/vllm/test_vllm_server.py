@@ -23,7 +23,7 @@ from agentrl.record.protocols import GenerateResult, WeightReceivers
 from agentrl.tiny import tiny_model_path
 from agentrl.weights.bucket import BucketLayout
 from agentrl.weights.collective import CollectiveSender
-from tests.vllm.conftest import Background, expected_logprobs, prompt, request_of
+from tests.vllm.conftest import Background, expected_logprobs, prompt, request_of, until_sampling
 
 
 def free_port() -> int:
@@ -104,7 +104,7 @@ def test_updates_under_running_requests(remote: Any, publish: Any, weights: list
         before = (await remote.stats()).generated_tokens
         calls = [asyncio.create_task(remote.generate(request)) for request in requests]
         for number in range(5):
-            await asyncio.sleep(0.1)
+            await until_sampling(remote, calls[0])
             which = number % 3
             model_of[await publish(remote, weights[which], sender=sender)] = which
         results = await asyncio.gather(*calls)
@@ -126,7 +126,7 @@ def test_updates_under_running_requests(remote: Any, publish: Any, weights: list
 def test_an_abort_ends_one_request_and_no_other(remote: Any, background: Background) -> None:
     async def play() -> tuple[Any, Any]:
         calls = [asyncio.create_task(remote.generate(request_of(prompt(5), i, max_tokens=400))) for i in (800, 801)]
-        await asyncio.sleep(0.3)
+        await until_sampling(remote, calls[0])
         await remote.abort([])
         await remote.abort(["r800"])
         return await calls[0], await calls[1]
@@ -152,9 +152,7 @@ def test_the_end_of_the_server_is_noticed(remote: Any, server: tuple[str, Any], 
         requests = (request_of(prompt(5), 820 + number, max_tokens=500) for number in range(16))
         calls = [asyncio.create_task(remote.generate(request)) for request in requests]
         watch = asyncio.create_task(remote.watch())
-        before = (await remote.stats()).generated_tokens
-        while (await remote.stats()).generated_tokens == before:  # noqa: ASYNC110  the server says nothing by itself
-            await asyncio.sleep(0.01)
+        await until_sampling(remote, calls[0])
         os.killpg(server[1].pid, signal.SIGKILL)
         ends = await asyncio.gather(*calls, return_exceptions=True)
         assert any(isinstance(end, EngineDied) for end in ends)

@@ -22,7 +22,7 @@ from agentrl.weights.collective import CollectiveSender
 from agentrl.weights.disk import DiskSender
 from agentrl.weights.segment import Segment
 from agentrl.weights.shm import ShmSender
-from tests.vllm.conftest import Background, expected_logprobs, prompt, request_of
+from tests.vllm.conftest import Background, expected_logprobs, prompt, request_of, until_sampling
 
 
 def test_fifty_updates_under_running_requests(
@@ -101,7 +101,8 @@ def test_random_numbers_do_not_begin_anew_after_an_update(
         await publish(engine, flat)
         call = asyncio.create_task(engine.generate(request_of(prompt(5), 970, max_tokens=600)))
         for _ in range(2):
-            await asyncio.sleep(0.15)
+            await until_sampling(engine, call)
+            await asyncio.sleep(0.05)  # for a few of them to come before the update
             await publish(engine, flat)
         return await call
 
@@ -139,7 +140,7 @@ def test_stop_texts_are_found_over_updates(
 def test_an_answer_can_be_ended_within_a_pause(engine: Any, weights: list[Any], background: Background) -> None:
     async def play() -> Any:
         call = asyncio.create_task(engine.generate(request_of(prompt(5), 990, max_tokens=900)))
-        await asyncio.sleep(0.2)
+        await until_sampling(engine, call)
         await engine.pause()
         await engine.abort(["r990"])
         result = await asyncio.wait_for(call, 2)
@@ -186,7 +187,7 @@ def test_kept_caches_are_gone_on_from_and_versions_stay_exact(
         await publish(engine, weights[0])
         request = request_of(prompt(100), 300, max_tokens=800)
         call = asyncio.create_task(engine.generate(request))
-        await asyncio.sleep(0.3)
+        await until_sampling(engine, call)
         before = (await engine.stats()).prompt_tokens
         await publish(engine, weights[1])
         return request, await call, (await engine.stats()).prompt_tokens - before
@@ -295,7 +296,7 @@ def test_a_pause_can_wait_for_running_answers_or_end_them(
         await engine.resume()
         await late
         ended = asyncio.create_task(engine.generate(request_of(prompt(5), 602, max_tokens=900)))
-        await asyncio.sleep(0.2)
+        await until_sampling(engine, ended)
         await engine.pause("abort")
         result = await asyncio.wait_for(ended, 2)
         await engine.resume()
