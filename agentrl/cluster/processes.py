@@ -21,7 +21,7 @@ from agentrl.device import compute_environment, get_device
 from agentrl.record import AgentRLError
 from agentrl.weights.segment import shared_memory_root
 
-_STOP_SECONDS = 10.0
+_STOP_SECONDS = 3.0
 _SESSION_SECONDS = 2.0
 _LONGEST_SOCKET_PATH = 100
 PLAIN_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0"}
