@@ -7,7 +7,8 @@ import inspect
 import os
 import signal
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -159,27 +160,48 @@ def check_user_code(config: RunConfig, splits: Sequence[Split]) -> None:
 def interruptible(work: Coroutine[Any, Any, T], run_dir: Path) -> T:
     """Runs `work` in an event loop of its own; the first SIGINT or SIGTERM cancels it.
 
+    In a thread other than the main one no signal does. Afterwards the signals have the handlers they had before.
+
     Raises:
         Interrupted: that happened.
     """
-    return asyncio.run(_interruptible(work, run_dir))
+    runner = asyncio.Runner()
+    loop = runner.get_loop()
+    task = loop.create_task(work)
 
-
-async def _interruptible(work: Coroutine[Any, Any, T], run_dir: Path) -> T:
-    task = asyncio.ensure_future(work)
-
-    def stop() -> None:
+    def cancel() -> None:
         # Once: stopping the processes takes seconds, and a second Ctrl-C must not leave any behind.
         if not task.cancelling():
             task.cancel()
 
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop)
+    def stop() -> None:
+        if not task.done():
+            loop.call_soon_threadsafe(cancel)
+
+    with _handled(stop), runner:
+        try:
+            return runner.run(_wait_for(task))
+        except asyncio.CancelledError:
+            raise Interrupted(f"stopped; what there is of the run lies in {run_dir}") from None
+
+
+async def _wait_for(task: asyncio.Task[T]) -> T:
+    return await task
+
+
+@contextmanager
+def _handled(stop: Callable[[], None]) -> Iterator[None]:
+    """`stop` handles the signals that ask a program to end. A loop's own handlers would leave the defaults behind them
+    in place of the caller's."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return await task
-    except asyncio.CancelledError:
-        raise Interrupted(f"stopped; what there is of the run lies in {run_dir}") from None
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _check_no_loop_runs() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from agentrl.cli import config as config_commands
 from agentrl.cli.config import USAGE_ERROR, config_errors_exit
+
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 app = typer.Typer(
     help="Train LLM agents with asynchronous reinforcement learning.",
@@ -100,10 +103,21 @@ def errors_exit() -> Iterator[None]:
 
 
 def main() -> None:
-    """The entry point of the console script."""
+    """The entry point of the console script. SIGINT and SIGTERM end it with status 130; a run takes them meanwhile."""
     logging.basicConfig(level=logging.WARNING)
     warnings.showwarning = _one_line
-    app()
+    for number in _ENDING_SIGNALS:
+        signal.signal(number, _end)
+    try:
+        app()
+    finally:
+        # Python takes handlers away before it ends, but leaves alone what is ignored: the exit status stays.
+        for number in _ENDING_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _end(*_: object) -> NoReturn:
+    raise SystemExit(130)
 
 
 def _one_line(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
