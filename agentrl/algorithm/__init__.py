@@ -2,7 +2,7 @@
 
 from agentrl.algorithm.advantage import AdvantageConfig, compute_advantages
 from agentrl.algorithm.aggregate import Totals, aggregate, branch_weights
-from agentrl.algorithm.correction import Correction, RolloutCorrectionConfig, rollout_correction
+from agentrl.algorithm.correction import Correction, RolloutCorrectionConfig, engine_mismatch, rollout_correction
 from agentrl.algorithm.group import GroupScores, group_scores
 from agentrl.algorithm.kl import kl_penalty
 from agentrl.algorithm.layout import Layout
@@ -30,6 +30,7 @@ __all__ = [
     "aggregate",
     "branch_weights",
     "compute_advantages",
+    "engine_mismatch",
     "group_scores",
     "kl_penalty",
     "mean_pair",

@@ -13,7 +13,7 @@ from agentrl.algorithm.masking import is_trained, masked, require_same_shape, wi
 from agentrl.algorithm.metrics import Metrics, effective_sample_size, max_pair, mean_pair
 from agentrl.config.correction import RejectionStatistic, RolloutCorrectionConfig
 
-__all__ = ["LOG_RATIO_LIMIT", "Correction", "RolloutCorrectionConfig", "rollout_correction"]
+__all__ = ["LOG_RATIO_LIMIT", "Correction", "RolloutCorrectionConfig", "engine_mismatch", "rollout_correction"]
 
 LOG_RATIO_LIMIT = 20.0
 """Nats. Log ratios are clamped to +- this before `exp`, which then stays below 5e8 and cannot overflow."""
@@ -93,6 +93,30 @@ def rollout_correction(
     metrics["mismatch/truncated_fraction"] = mean_pair(truncated.float(), trained)
     metrics |= _rejection_metrics(kept, trained, layout)
     return Correction(weights, masked(mask, kept), metrics)
+
+
+@torch.no_grad()
+def engine_mismatch(*, logp: Tensor, behav_logp: Tensor, mask: Tensor) -> Metrics:
+    """What engine and trainer compute differently: the mismatch without any staleness.
+
+    Args:
+        logp: [B, T] log-probs (nats) of the trainer's current policy.
+        behav_logp: [B, T] log-probs recorded when the tokens were sampled.
+        mask: [B, T], nonzero on trained tokens that the current policy itself sampled.
+
+    Returns:
+        `mismatch/engine_k3` (mean of e^l - 1 - l with l = logp - behav_logp) and `mismatch/engine_max` (largest |l|).
+
+    Raises:
+        ValueError: shapes that differ.
+    """
+    require_same_shape(logp=logp, behav_logp=behav_logp, mask=mask)
+    fresh = is_trained(mask)
+    log_ratio = masked(widened(logp) - widened(behav_logp), fresh)
+    return {
+        "mismatch/engine_k3": mean_pair(_k3(log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)), fresh),
+        "mismatch/engine_max": max_pair(log_ratio.abs(), fresh),
+    }
 
 
 def importance_weight(log_ratio: Tensor) -> Tensor:

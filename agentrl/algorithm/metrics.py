@@ -12,7 +12,7 @@ from agentrl.algorithm.masking import masked, widened
 Metrics = dict[str, tuple[Tensor, Tensor]]
 """Name to (sum, count), both scalars on the device of the inputs; the metric is sum / count."""
 
-MAXIMA = frozenset({"mismatch/max"})
+MAXIMA = frozenset({"mismatch/max", "mismatch/engine_max"})
 """Names whose pair is (maximum, 1), or (0, 0) without a token: over calls the largest counts, not the sum."""
 
 

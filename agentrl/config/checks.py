@@ -134,6 +134,15 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
             f"set model.lora_rank to {largest} or less, or model.lora_merge to true",
             others=("model.lora_merge",),
         )
+    if rollout.engine == "vllm":
+        for key, temperature in (("rollout", rollout.temperature), ("val", config.val.temperature)):
+            if temperature > names.VLLM_HIGHEST_TEMPERATURE:
+                yield Problem(
+                    f"{key}.temperature",
+                    f"is {temperature:g}, but vLLM takes {names.VLLM_HIGHEST_TEMPERATURE:g} at most",
+                    f"set {key}.temperature to {names.VLLM_HIGHEST_TEMPERATURE:g} or less",
+                    others=("rollout.engine",),
+                )
     if rollout.engine != "torch":
         for name in rollout.engine_args.keys() & names.ENGINE_ARGUMENTS[rollout.engine].keys():
             own = names.ENGINE_ARGUMENTS[rollout.engine][name]

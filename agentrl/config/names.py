@@ -104,6 +104,9 @@ KL_ESTIMATES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks of LoRA adapters that vLLM makes room for."""
 
+VLLM_HIGHEST_TEMPERATURE = 2.0
+"""Above it vLLM refuses a request."""
+
 ENGINE_ARGUMENTS = {
     "vllm": {
         "model": "model.path",

@@ -17,6 +17,7 @@ from agentrl.algorithm import (
     Metrics,
     Totals,
     aggregate,
+    engine_mismatch,
     kl_penalty,
     mean_pair,
     merge,
@@ -124,9 +125,11 @@ class Actor:
         self._training_steps += 1
         taken = [norm for norm in norms if norm > 0]
         merged = merge(parts)
-        # What could not be measured (every token was rejected) is not a number, rather than no key.
+        # What could not be measured (every token was rejected) is not a number, rather than no key. That all tokens are
+        # older than the policy is no such thing.
+        measured = [name for name in merged if not name.startswith("mismatch/engine_")]
         return (
-            dict.fromkeys(merged, math.nan)
+            dict.fromkeys(measured, math.nan)
             | summarise(merged)
             | credit.metrics
             | {
@@ -234,8 +237,12 @@ class Actor:
                 loss.backward()
             own["actor/loss"] = (loss.detach(), zero)
             own["actor/entropy"] = mean_pair(current.entropy, micro.mask != 0)
-            parts += [metrics, own]
+            parts += [metrics, own, self._engine_mismatch(micro, current.logp)]
         return parts
+
+    def _engine_mismatch(self, micro: TrainingData, logp: torch.Tensor) -> Metrics:
+        fresh = micro.mask * (micro["versions"] == self._policy_version)
+        return engine_mismatch(logp=logp, behav_logp=micro["behav_logp"], mask=fresh)
 
     def _anchored(
         self, micro: TrainingData, logp: torch.Tensor, step_version: float

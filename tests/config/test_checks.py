@@ -53,6 +53,16 @@ def refused(data: dict[str, Any], *overrides: str) -> Problem:
         ),
         (["data.val=v.jsonl", "val.top_k=0"], ["val.top_k"], "val.top_k=1"),
         (
+            ["rollout.engine=vllm", "rollout.temperature=2.5"],
+            ["rollout.temperature", "rollout.engine"],
+            "rollout.temperature=2",
+        ),
+        (
+            ["rollout.engine=vllm", "data.val=v.jsonl", "val.temperature=3"],
+            ["val.temperature", "rollout.engine"],
+            "val.temperature=2",
+        ),
+        (
             ["actor.loss_scale_factor=100"],
             ["actor.loss_scale_factor", "actor.loss_agg_mode"],
             "actor.loss_agg_mode=seq-mean-token-sum-norm",

@@ -162,6 +162,32 @@ def test_the_proximal_policy_is_that_of_the_start_of_the_step(
     assert row["mismatch/max"] < 1e-4
 
 
+@pytest.mark.parametrize("mode", [[], [BYPASS], ["actor.proximal=loglinear"]])
+def test_what_engine_and_trainer_compute_differently_is_told_apart_from_staleness(
+    mode: list[str],
+    new_model: Fixture,
+    new_actor: Fixture,
+    new_groups: Fixture,
+    sampled_by: Fixture,
+    batch_of: Fixture,
+) -> None:
+    """Half of the tokens were sampled by an older policy, far from this one; the others by this one."""
+    groups = sampled_by(new_model(), new_groups(2, 3), noise=0.01)
+    for group, version in zip(groups, (3, 2), strict=True):
+        for branch in (branch for trajectory in group.trajectories for branch in trajectory.branches):
+            branch.versions[branch.loss_mask == 1] = version
+            branch.logprobs -= 0.5 * (version == 2)
+    actor = new_actor("actor.ppo_mini_batch_size=2", "actor.optim.lr=0.01", *mode)
+    row = actor.update(Batch(0, 3, groups))
+    largest = row["mismatch/engine_max"]
+    assert 0.005 < largest < 0.1
+    assert 0 < row["mismatch/engine_k3"] <= largest**2
+    # After an update no token is the current policy's own.
+    assert "mismatch/engine_max" not in actor.update(Batch(0, 3, groups))
+    if not mode:
+        assert row["mismatch/max"] > 0.4 and row["mismatch/k3"] > 10 * row["mismatch/engine_k3"]
+
+
 def test_the_context_gets_gradient_only_as_context(
     new_actor: Fixture, batch_of: Fixture, new_trajectory: Fixture, gradients_of: Fixture
 ) -> None:

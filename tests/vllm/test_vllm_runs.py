@@ -93,6 +93,7 @@ def test_engine_and_trainer_agree_on_log_probs(adapters: tuple[str, ...], tmp_pa
     for row in rows:
         assert row["staleness/lag_max"] == 0
         assert abs(row["mismatch/k3"]) < 1e-3 and row["mismatch/max"] < 1e-2
+        assert 0 < row["mismatch/engine_max"] <= row["mismatch/max"]
         assert row["time/publish"] >= row["time/paused"] > 0
     assert not left_behind()
 
