@@ -139,7 +139,8 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
             if temperature > names.VLLM_HIGHEST_TEMPERATURE:
                 yield Problem(
                     f"{key}.temperature",
-                    f"is {temperature:g}, but vLLM takes {names.VLLM_HIGHEST_TEMPERATURE:g} at most",
+                    f"is {temperature:g}, but rollout.engine is vllm, which takes "
+                    f"{names.VLLM_HIGHEST_TEMPERATURE:g} at most",
                     f"set {key}.temperature to {names.VLLM_HIGHEST_TEMPERATURE:g} or less",
                     others=("rollout.engine",),
                 )
