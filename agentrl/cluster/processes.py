@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import psutil
+
 from agentrl.cluster.spec import RunSpec
 from agentrl.config import RunConfig
 from agentrl.device import compute_environment, get_device
@@ -23,6 +25,7 @@ from agentrl.weights.segment import shared_memory_root
 
 _STOP_SECONDS = 3.0
 _SESSION_SECONDS = 2.0
+_TRACKER_SECONDS = 1.0
 _LONGEST_SOCKET_PATH = 100
 PLAIN_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0"}
 """Of a process that plays episodes. Not the allocator's settings of those that compute: what agents and environments
@@ -72,9 +75,11 @@ class Processes:
         self._model_path = model_path
         self._plugin_paths = plugin_paths
         self._folders: list[Path] = []
+        self._pipe: tuple[int, ...] = ()
 
     async def __aenter__(self) -> Processes:
         try:
+            self._pipe = os.pipe()
             self._make_folders()
         except BaseException:
             await self.stop()
@@ -136,7 +141,8 @@ class Processes:
                 # -P: the current folder is no place for modules that would hide installed ones.
                 *(sys.executable, "-P", "-m", "agentrl.cluster.process"),
                 *(role, str(Path(self.spec.sockets) / "spec.json")),
-                stdin=asyncio.subprocess.PIPE,
+                # Not a pipe of its own: what it forks would hold that too, and keep asyncio from noticing its end.
+                stdin=self._pipe[0],
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **environment},
@@ -170,19 +176,23 @@ class Processes:
         await asyncio.gather(*map(self.end_session, [*self.children, *self.replaced]))
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
-        self._folders = []
+        for end in self._pipe:
+            os.close(end)
+        self._folders, self._pipe = [], ()
 
     async def end_session(self, child: Child) -> None:
         """Whatever a process left behind goes with it: what an agent or environment started, an engine's workers. What
-        removes their shared memory after them, Python's resource tracker, is given the time for it."""
+        removes their shared memory after them, Python's resource tracker, goes last."""
+        group = child.process.pid
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.process.pid, signal.SIGTERM)
-            deadline = time.monotonic() + _SESSION_SECONDS
-            while time.monotonic() < deadline:
-                os.killpg(child.process.pid, 0)
-                await asyncio.sleep(0.02)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.process.pid, signal.SIGKILL)
+            os.killpg(group, signal.SIGTERM)
+            await _until_empty(group, _SESSION_SECONDS)
+            for process in _members(group):
+                with contextlib.suppress(psutil.Error):
+                    if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
+                        process.kill()
+            await _until_empty(group, _TRACKER_SECONDS)
+            os.killpg(group, signal.SIGKILL)
 
     def failure(self, child: Child) -> ProcessFailed:
         """What to raise because of the end of a process."""
@@ -203,6 +213,27 @@ def how_it_ended(child: Child) -> str:
         return f"ended with status {status}"
     hint = " (killed from outside: perhaps the machine ran out of memory)" if status == -signal.SIGKILL else ""
     return f"was ended by {signal.Signals(-status).name}{hint}"
+
+
+async def _until_empty(group: int, seconds: float) -> None:
+    """Waits until the processes of a group have ended, or so long."""
+    deadline = time.monotonic() + seconds
+    pause = 0.01
+    while _members(group) and time.monotonic() < deadline:
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 0.1)
+
+
+def _members(group: int) -> list[psutil.Process]:
+    """The processes of a group; not those that have ended and that nobody has asked for their status yet, which in a
+    container may be for ever."""
+    members = []
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, psutil.Error):
+            if os.getpgid(pid) == group:
+                process = psutil.Process(pid)
+                members += [process] if process.status() != psutil.STATUS_ZOMBIE else []
+    return members
 
 
 def _remove_leftovers(root: Path) -> None:

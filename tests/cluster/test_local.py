@@ -57,6 +57,38 @@ def test_a_second_signal_does_not_cut_the_end_short(tmp_path: Path) -> None:
     assert not any(map(os.path.exists, folders))
 
 
+def test_a_killed_process_leaves_no_shared_memory_though_its_children_ignore_sigterm(tmp_path: Path) -> None:
+    """The resource tracker removes it, once the last process that could use it is gone."""
+    script = """if True:
+        import os, signal, time
+        from multiprocessing.shared_memory import SharedMemory
+        memory = SharedMemory(create=True, size=1)
+        if not os.fork():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            print(memory.name, flush=True)
+        time.sleep(300)"""
+    memory, output = Path("/dev/shm"), tmp_path / "output"
+
+    async def play() -> str:
+        processes = Processes(load_config(CONFIG), tmp_path, "nowhere", ())
+        with output.open("wb") as stdout:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", script, stdout=stdout, start_new_session=True
+            )
+        name = ""
+        while not name.endswith("\n"):
+            await asyncio.sleep(0.02)
+            name = output.read_text()
+        name = name.strip()
+        assert (memory / name).exists()
+        process.kill()
+        await process.wait()
+        await processes.end_session(Child("engine-0", process, tmp_path / "engine-0.log"))
+        return name
+
+    assert not (memory / asyncio.run(play())).exists()
+
+
 def test_sockets_get_a_short_path_whatever_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,6 +169,28 @@ def test_a_plain_agent_of_ones_own_trains_on_policy(tmp_path: Path) -> None:
     assert_every_episode_has_one_fate(run)
 
 
+def test_processes_that_an_agent_forked_do_not_keep_a_run_from_its_end(tmp_path: Path) -> None:
+    """They hold whatever their parent held."""
+    code = """
+import os, pathlib, time
+from agentrl import AgentLoop
+
+class Solver(AgentLoop):
+    def run(self, task, policy):
+        reply = policy.chat([{"role": "user", "content": task.prompt}])
+        if not os.fork():
+            pathlib.Path(f"forked-{os.getpid()}").touch()
+            time.sleep(600)
+        return float(len(reply.text) % 2)
+"""
+    run = train(own_agent(tmp_path, code), tmp_path, "trainer.total_steps=1")
+    assert run.status == 0, run.err
+    forked = [int(path.name.partition("-")[2]) for path in tmp_path.glob("forked-*")]
+    assert forked
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in forked if psutil.pid_exists(pid)], timeout=5)
+    assert alive == []
+
+
 def test_an_interrupted_run_of_an_async_agent_stops_in_order_and_leaves_nothing(
     tmp_path: Path, run_folders: Folders
 ) -> None:
