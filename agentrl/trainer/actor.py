@@ -237,12 +237,11 @@ class Actor:
                 loss.backward()
             own["actor/loss"] = (loss.detach(), zero)
             own["actor/entropy"] = mean_pair(current.entropy, micro.mask != 0)
-            parts += [metrics, own, self._engine_mismatch(micro, current.logp)]
+            if not self._steps_since_publish:  # the weights are still the published ones, of which engines sampled
+                fresh = micro.mask * (micro["versions"] == self._version)
+                own |= engine_mismatch(logp=current.logp, behav_logp=micro["behav_logp"], mask=fresh)
+            parts += [metrics, own]
         return parts
-
-    def _engine_mismatch(self, micro: TrainingData, logp: torch.Tensor) -> Metrics:
-        fresh = micro.mask * (micro["versions"] == self._policy_version)
-        return engine_mismatch(logp=logp, behav_logp=micro["behav_logp"], mask=fresh)
 
     def _anchored(
         self, micro: TrainingData, logp: torch.Tensor, step_version: float
