@@ -6,15 +6,20 @@ import copy
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from agentrl.engine.sglang_engine import SglangEngine
+from agentrl.engine.sglang_server import SglangServer
 from agentrl.engine.torch_engine import TorchEngine
 from agentrl.record.protocols import GenerateRequest
+from agentrl.weights.disk import DiskSender
 from tests.support.models import random_model
+from tests.support.sglang_server import ProtocolServer
 
 torch.set_num_threads(1)
 
@@ -142,3 +147,48 @@ class Steps:
 def steps_of() -> Callable[[TorchEngine], Steps]:
     """`steps_of(engine)`: a handle on the engine's steps."""
     return Steps
+
+
+@pytest.fixture
+def model_path(tmp_path: Path) -> Path:
+    """A model folder with the config that belongs to updates."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def serve(model_path: Path) -> Callable[..., Any]:
+    """`async with serve(keeps_cache=True) as (engine, server)`: an engine on a server of its own."""
+
+    @asynccontextmanager
+    async def start(*, seconds: float = 10.0, **options: Any) -> AsyncIterator[tuple[SglangEngine, ProtocolServer]]:
+        server = ProtocolServer({"weight_version": "0"})
+        await server.start()
+        options = {"max_model_len": 1024, "vocabulary": 97, "keeps_cache": False, **options}
+        engine = SglangEngine(SglangServer(server.url), str(model_path), timeout=seconds, **options)
+        try:
+            yield engine, server
+        finally:
+            await engine.close()
+            await server.die()
+
+    return start
+
+
+@pytest.fixture
+def publish(tmp_path: Path) -> Callable[..., Any]:
+    """`await publish(engine, version)`: a whole update through files; its weights are those of that version."""
+    sender = DiskSender(tmp_path / "updates", 256)
+
+    async def update(engine: SglangEngine, version: int, *, weight: float | None = None) -> None:
+        tensors = [(f"layer.{i}", torch.full((40,), float(version))) for i in range(5)]
+        tensors.insert(2, ("weight", torch.full((3, 4), float(version if weight is None else weight))))
+        await engine.pause()
+        await engine.start_weight_update()
+        await sender.send(tensors, engine.update_weights)
+        await engine.finish_weight_update(version)
+        await engine.resume()
+
+    return update

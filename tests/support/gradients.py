@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -27,3 +28,11 @@ def assert_gradients_agree(
     assert scale > 0
     for name, gradient in theirs.items():
         torch.testing.assert_close(mine[name], gradient, rtol=rtol, atol=(rtol if atol is None else atol) * scale)
+
+
+def weights_of(actor: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in actor.model.named_parameters()}
+
+
+def moved(actor: Any, before: dict[str, torch.Tensor]) -> bool:
+    return any(not torch.equal(tensor, before[name]) for name, tensor in actor.model.named_parameters())

@@ -18,6 +18,7 @@ from agentrl.session import ChatFormat
 from tests.support.scripted import Sampled, Script, ScriptedEngine, member_number, says
 
 BUCKET = Bucket(0, "nowhere", 0, 0, ())
+TASK = Task([{"role": "user", "content": "What is 2 + 2?"}], "4", id="t3", index=3, epoch=1)
 
 
 def write_tasks(path: Path, count: int, **extra: Any) -> Path:
