@@ -11,6 +11,7 @@ __all__ = [
     "EngineError",
     "EnvError",
     "EpisodeClosed",
+    "GuideError",
     "NoProgress",
     "PeerLost",
     "RemoteError",
@@ -46,6 +47,10 @@ class EngineError(AgentRLError):
 
 class EngineDied(EngineError):
     """An engine failed for good, whatever it was asked: its process is about to end."""
+
+
+class GuideError(AgentRLError):
+    """No answer can be guided by this JSON schema: it is none, or uses what the engine does not support."""
 
 
 class ContextOverflow(AgentRLError):

@@ -31,6 +31,9 @@ class GenerateRequest:
         stop: the turn also ends with the token that completes one of these texts; it is part of the result.
         top_p, top_k: sample among the most likely tokens only (1 and -1: among all). The log-probs are then those of
             the truncated distribution, which can't be trained on.
+        json_schema: JSON text of a schema; the answer is then one JSON value that fits it, and ends with it. Tokens are
+            sampled among those that the schema allows, and log-probs are those of that distribution, which can't be
+            trained on either.
         seed: with the same weights and prompt, the same tokens.
         min_version: an engine with older weights must not serve it.
     """
@@ -45,6 +48,7 @@ class GenerateRequest:
     stop: tuple[str, ...] = ()
     top_p: float = 1.0
     top_k: int = -1
+    json_schema: str = ""
 
 
 @dataclass(frozen=True, slots=True)
