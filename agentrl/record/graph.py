@@ -21,6 +21,8 @@ class Node:
         temperature: the turn's sampling temperature.
         finish_reason: `stop` or `length` of a sampled turn.
         reward: turn-level credit, if the agent gave any.
+        trained: whether a sampled turn is to be trained. Not one whose tokens were sampled under a grammar, since the
+            recorded log-probs are not the policy's own, nor one that never reached the agent.
     """
 
     parent: Node | None
@@ -30,6 +32,7 @@ class Node:
     temperature: float = 1.0
     finish_reason: str = ""
     reward: float | None = None
+    trained: bool = True
     children: list[Node] = field(default_factory=list)
 
     @property
@@ -72,6 +75,7 @@ class MessageGraph:
         *,
         temperature: float,
         finish_reason: str,
+        trained: bool = True,
     ) -> Node:
         """Records one model call.
 
@@ -80,6 +84,7 @@ class MessageGraph:
             token_ids: int `[T]`, sampled tokens, T >= 1.
             logprobs: float `[T]`, of the sampling distribution.
             versions: int `[T]`, the policy version each token was sampled under.
+            trained: see `Node`.
 
         Raises:
             ValueError: nothing sampled, or arrays of unequal length.
@@ -100,6 +105,7 @@ class MessageGraph:
             np.asarray(versions, IDS),
             temperature,
             finish_reason,
+            trained=trained,
         )
         self.turns.append(self._append(turn))
         return turn
@@ -144,6 +150,8 @@ def _branch(fork: Node) -> Branch:
         start, end = end, end + len(node.token_ids)
         if node.logprobs is not None and node.versions is not None:
             branch.turns.append(Turn(start, end, node.temperature, node.finish_reason, node.reward))
+            if not node.trained:
+                continue
             branch.loss_mask[start:end] = 1
             branch.logprobs[start:end] = node.logprobs
             branch.versions[start:end] = node.versions

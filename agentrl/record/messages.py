@@ -41,8 +41,10 @@ def _normalise(index: int, message: Any) -> Message:
     if role not in ROLES:
         raise MessageError(f"messages[{index}].role is {role!r}: use one of {', '.join(ROLES)}")
     result: Message = {"role": role, "content": _text(index, message.get("content"))}
-    if message.get("tool_calls"):
-        result["tool_calls"] = [_tool_call(index, call) for call in message["tool_calls"]]
+    if calls := message.get("tool_calls"):
+        if not isinstance(calls, list | tuple):
+            raise MessageError(f"messages[{index}].tool_calls is {calls!r}: use a list")
+        result["tool_calls"] = [_tool_call(index, call) for call in calls]
     for key in ("reasoning_content", "tool_call_id", "name"):
         if isinstance(message.get(key), str):
             result[key] = message[key]
@@ -68,7 +70,7 @@ def _text(index: int, content: Any) -> str:
 
 def _tool_call(index: int, call: Any) -> dict[str, Any]:
     function = (call.get("function") or call) if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
+    if not isinstance(function, Mapping) or not isinstance(function.get("name", ""), str):
         raise MessageError(f"messages[{index}].tool_calls holds {call!r}: use an object with function.name")
     arguments = function.get("arguments")
     arguments = {} if arguments is None else arguments
@@ -80,7 +82,7 @@ def _tool_call(index: int, call: Any) -> dict[str, Any]:
         arguments = parsed if isinstance(parsed, dict) else arguments
     return {
         "type": "function",
-        "id": call.get("id") or "",
+        "id": str(call.get("id") or ""),
         "function": {"name": function.get("name", ""), "arguments": arguments},
     }
 
@@ -98,8 +100,9 @@ def with_compact_tools(messages: Sequence[Message], tools: Sequence[ToolSpec], c
     lines = []
     for tool in tools:
         function = tool.get("function", tool)
-        properties = (function.get("parameters") or {}).get("properties") or {}
-        arguments = {name: schema.get("type", "any") for name, schema in properties.items()}
+        properties = (function.get("parameters") or {}).get("properties")
+        named = properties.items() if isinstance(properties, Mapping) else ()
+        arguments = {name: schema.get("type", "any") if isinstance(schema, Mapping) else "any" for name, schema in named}
         lines.append(json.dumps({"name": function["name"], "arguments": arguments}))
     described = "\n".join(["Tools:", *lines, *([call_format] if call_format else [])])
     if messages and messages[0]["role"] == "system":

@@ -41,7 +41,7 @@ class Branch:
         loss_mask: uint8 `[T]`, 1 on tokens this branch trains.
         logprobs: float32 `[T]`, rollout log-probs; 0 where not trained.
         versions: int32 `[T]`, policy version of each token; -1 where not trained.
-        turns: the sampled turns this branch trains.
+        turns: the turns sampled in this branch; `loss_mask` says of which the tokens are trained.
         extras: further arrays whose first axis is the token axis (expert routing, ...).
         blobs: references to what does not fit a token axis (images, ...).
     """

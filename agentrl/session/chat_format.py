@@ -6,12 +6,14 @@ import json
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.schema import ModelConfig
-from agentrl.record import Message, ToolSpec
+from agentrl.record import Message, MessageError, ToolSpec
 from agentrl.session.families import renderer_config
+from agentrl.session.forced_calls import PROBE_CALL, PROBE_HISTORY, PROBE_RESULT, PROBE_TOOL, CallFrame
 from agentrl.session.package_format import PackageFormat
 from agentrl.session.template_format import TemplateFormat
 from agentrl.session.turns import Format, ParsedTurn, SampledTurn
@@ -96,6 +98,31 @@ class ChatFormat:
     ) -> ParsedTurn:
         """What a sampled turn says. A tool call that `max_tokens` cut is not a call."""
         return self._form.parse(prompt_ids, token_ids, tools or ())
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a part of a rendered conversation, with special tokens where it has their names."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """What token ids say, special tokens and the marks of tool calls included, but no stop token at their end."""
+        ids = list(token_ids)
+        while ids and ids[-1] in self.stop_token_ids:
+            ids.pop()
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    @cached_property
+    def call_frame(self) -> CallFrame | None:
+        """How the model writes a tool call; None if not as JSON that could be sampled by a schema."""
+        try:
+            prompt = self._form.render(PROBE_HISTORY, [PROBE_TOOL])
+            whole = self._form.render([*PROBE_HISTORY, PROBE_CALL, PROBE_RESULT], [PROBE_TOOL])
+        except MessageError:
+            return None
+        if whole[: len(prompt)] != prompt:
+            return None
+        turn = whole[len(prompt) :]
+        end = next((place for place, token in enumerate(turn) if token in self.stop_token_ids), len(turn))
+        return CallFrame.found_in(self.decode(turn[:end]))
 
 
 def _generation_stop_ids(path: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,12 +22,13 @@ from agentrl.record import (
     Reply,
     ToolSpec,
 )
-from agentrl.record.messages import normalise_messages
+from agentrl.record.messages import MessageError, normalise_messages
 from agentrl.record.protocols import GenerateRequest, GenerateResult
+from agentrl.session.calls import ChatAnswer, ChatCall, Door, Verdict
 from agentrl.session.chat_format import ChatFormat
 from agentrl.session.known_turns import KnownTurns
 from agentrl.session.strict import call_id
-from agentrl.session.turns import SampledTurn
+from agentrl.session.turns import ParsedTurn, SampledTurn
 
 
 class Generator(Protocol):
@@ -68,9 +70,12 @@ class Session:
         attempt: which time the episode is played, from 1. Each one has requests, and so random numbers, of its own.
         one_version: the weights must not change within the episode (no partial rollouts); should they, because its
             engine was lost, the episode is spoiled.
+        door: where it can be used over HTTP.
 
     Attributes:
         overflowed: whether a prompt outgrew the context, even if the agent went on from there.
+        last_failure: why the last call failed; None if it did not.
+        verdict: what was said of the episode over HTTP; `judged` is set then.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class Session:
         min_version: int = 0,
         attempt: int = 1,
         one_version: bool = False,
+        door: Door | None = None,
     ) -> None:
         self.episode_id = episode_id
         self._key = episode_id if attempt == 1 else f"{episode_id}~{attempt}"
@@ -95,7 +101,12 @@ class Session:
         self._min_version = min_version
         self._one_version = one_version
         self._versions: set[int] = set()
+        self._door = door
+        self._key_given = ""
         self.overflowed = False
+        self.last_failure: Exception | None = None
+        self.verdict: Verdict | None = None
+        self.judged = asyncio.Event()
         self._known = KnownTurns()
         self._requests = 0
         self._calls = 0
@@ -109,14 +120,91 @@ class Session:
         max_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> Reply:
-        tools = list(tools or ())
-        history, prompt_ids = self._prompt(normalise_messages(messages), tools)
-        stop = self._stop(stop)
-        node = await self._sample(prompt_ids, max_tokens, stop)
+        return (await self.answer(ChatCall(messages, tools or (), max_tokens=max_tokens, stop=stop))).reply
+
+    async def answer(self, call: ChatCall) -> ChatAnswer:
+        """One turn; `chat` with all that a client over HTTP may ask for.
+
+        Raises:
+            MessageError: the messages can't be rendered, or the model can't be made to call a tool.
+            GuideError: no engine can follow the schema.
+            ContextOverflow, EngineError, EpisodeClosed: as `sdk.Policy.chat`.
+        """
+        try:
+            if call.tool_choice == "required":
+                return await self._forced_call(call)
+            if not call.json_schema:
+                return await self._turn(call)
+            if _shown_tools(call):
+                # Whether to call a tool is the model's own decision; only what it says is held to the schema.
+                free = await self._turn(replace(call, json_schema=""))
+                if free.reply.tool_calls:
+                    return free
+                free.node.trained = False
+            return await self._turn(call)
+        except Exception as error:
+            self.last_failure = error
+            raise
+
+    def count_tokens(self, call: ChatCall) -> int:
+        """Tokens of the prompt that a call would make.
+
+        Raises:
+            MessageError: the messages can't be rendered.
+        """
+        return len(self._prompt(normalise_messages(call.messages), _shown_tools(call), call.hides_reasoning)[1])
+
+    async def _turn(self, call: ChatCall) -> ChatAnswer:
+        tools = _shown_tools(call)
+        seen = normalise_messages(call.messages)
+        history, prompt_ids = self._prompt(seen, tools, call.hides_reasoning)
+        stop = self._stop(call.stop)
+        ends = self._call_ends() if call.one_call and tools else ()
+        node = await self._sample(prompt_ids, call.max_tokens, (*stop, *ends), call.json_schema)
         sampled = node.token_ids.tolist()
         parsed = self._format.parse(prompt_ids, sampled, tools)
+        ended_by = ""
         if node.finish_reason == "stop" and sampled[-1] not in self._format.stop_token_ids:
+            ended_by = self._ended_by(sampled, stop)
             parsed = parsed.before(stop)
+        if call.json_schema:
+            parsed = ParsedTurn(self._format.decode(sampled).strip(), "")
+        elif call.tool_choice == "none" and (parsed.tool_calls or parsed.invalid_tool_calls):
+            parsed = ParsedTurn(self._as_written(sampled), parsed.reasoning)
+        elif call.one_call:
+            parsed = replace(parsed, tool_calls=parsed.tool_calls[:1])
+        answer = self._answer(parsed, node, len(prompt_ids), ended_by)
+        (message,) = normalise_messages([answer.reply.message])
+        (shown,) = normalise_messages([answer.message])
+        turn = SampledTurn(history, message, prompt_ids, sampled)
+        self._known.add(turn, tools, [*seen, shown], hides_reasoning=call.hides_reasoning)
+        return answer
+
+    async def _forced_call(self, call: ChatCall) -> ChatAnswer:
+        """A turn that is one tool call: what comes before its JSON stands in the prompt."""
+        tools = [tool for tool in call.tools if call.tool_name in ("", tool.get("function", tool).get("name"))]
+        if not tools:
+            raise MessageError(
+                f"tool_choice names the tool {call.tool_name!r}, which tools does not hold"
+                if call.tool_name
+                else "tool_choice asks for a tool call, but tools is empty"
+            )
+        frame = self._format.call_frame
+        if frame is None:
+            raise MessageError(
+                "tool_choice: this model does not write tool calls as JSON, so none can be forced: use auto"
+            )
+        schema = frame.schema(tools)
+        name = tools[0].get("function", tools[0])["name"]
+        _, prompt_ids = self._prompt(normalise_messages(call.messages), list(call.tools), call.hides_reasoning)
+        prompt_ids = [*prompt_ids, *self._format.encode(frame.start(name))]
+        node = await self._sample(prompt_ids, call.max_tokens, (), schema)
+        text = self._format.decode(node.token_ids.tolist())
+        made = frame.read(text, name) if node.finish_reason == "stop" else None
+        parsed = ParsedTurn("", "", *(((made,), ()) if made else ((), (frame.start(name) + text,))))
+        return self._answer(parsed, node, len(prompt_ids), "")
+
+    def _answer(self, parsed: ParsedTurn, node: Node, prompt_tokens: int, ended_by: str) -> ChatAnswer:
         calls = tuple(replace(c, id=c.id or call_id(self._calls + i)) for i, c in enumerate(parsed.tool_calls))
         self._calls += len(calls)
         finish_reason: Literal["stop", "tool_calls", "length"] = "stop"
@@ -132,9 +220,22 @@ class Session:
             self.graph.turns.index(node),
             parsed.invalid_tool_calls,
         )
-        (message,) = normalise_messages([reply.message])
-        self._known.add(SampledTurn(history, message, prompt_ids, sampled), tools)
-        return reply
+        text = "\n".join(part for part in (parsed.text, *parsed.invalid_tool_calls) if part)
+        self.last_failure = None
+        return ChatAnswer(reply, text, prompt_tokens, node, ended_by)
+
+    def _call_ends(self) -> tuple[str, ...]:
+        """The text that closes a tool call, where the model has a mark for that."""
+        frame = self._format.call_frame
+        mark = frame.after.rpartition("\n")[2].strip() if frame is not None else ""
+        return (mark,) if mark.startswith(("<", "[")) and len(mark) > 1 else ()
+
+    def _ended_by(self, sampled: list[int], stop: Sequence[str]) -> str:
+        text = self._format.decode(sampled)
+        return next((ending for ending in stop if ending in text), "")
+
+    def _as_written(self, sampled: list[int]) -> str:
+        return self._format.decode(sampled).rpartition("</think>")[2].strip()
 
     async def generate(
         self, token_ids: Sequence[int], *, max_tokens: int | None = None, stop: Sequence[str] | None = None
@@ -157,13 +258,55 @@ class Session:
             raise ValueError(f"a turn's reward must be finite, but is {value}")
         turns[index].reward = float(value)
 
+    @property
+    def base_url(self) -> str:
+        return self._open_door()[0].base_url
+
+    @property
+    def api_key(self) -> str:
+        return self._open_door()[1]
+
+    @property
+    def model(self) -> str:
+        return self._open_door()[0].model
+
+    def judge(self, verdict: Verdict) -> None:
+        """Somebody outside says what the episode is worth; the last word counts."""
+        self.verdict = verdict
+        self.judged.set()
+
+    def token_texts(self, node: Node) -> list[str]:
+        """What each token of a turn says by itself; bytes that are no whole character are replaced."""
+        return [self._format.tokenizer.decode([token]) for token in node.token_ids.tolist()]
+
+    @property
+    def limits(self) -> SamplingLimits:
+        """How it samples."""
+        return self._limits
+
+    @property
+    def used_over_http(self) -> bool:
+        """Whether an agent asked for its key."""
+        return bool(self._key_given)
+
     def close(self) -> None:
-        """Ends the episode: later calls raise `EpisodeClosed`."""
+        """Ends the episode: later calls raise `EpisodeClosed`, and the door is closed."""
+        if self._door is not None and self._key_given:
+            self._door.dismiss(self)
         self._closed = True
 
-    def _prompt(self, history: list[Message], tools: list[ToolSpec]) -> tuple[list[Message], list[int]]:
+    def _open_door(self) -> tuple[Door, str]:
+        self._check_open()
+        if self._door is None:
+            raise RuntimeError("this session has no gateway: base_url, api_key and model are those of a run's episodes")
+        self._key_given = self._key_given or self._door.admit(self)
+        return self._door, self._key_given
+
+    def _prompt(
+        self, history: list[Message], tools: list[ToolSpec], hides_reasoning: bool
+    ) -> tuple[list[Message], list[int]]:
         """The next prompt, and the history it stands for: the turns in it are as they were recorded."""
-        turn = self._known.continued_by(history, tools)
+        turn = self._known.continued_by(history, tools, hides_reasoning=hides_reasoning)
         if turn is not None:
             new = history[len(turn.history) + 1 :]
             bridged = self._format.bridge(turn, new, tools)
@@ -177,7 +320,9 @@ class Session:
             raise ValueError(f"stop is {asked!r}: use texts of at least one character")
         return tuple(dict.fromkeys(texts))
 
-    async def _sample(self, prompt_ids: list[int], max_tokens: int | None, stop: tuple[str, ...]) -> Node:
+    async def _sample(
+        self, prompt_ids: list[int], max_tokens: int | None, stop: tuple[str, ...], json_schema: str = ""
+    ) -> Node:
         self._check_open()
         limits = self._limits
         if not prompt_ids:
@@ -205,6 +350,7 @@ class Session:
                 stop=stop,
                 top_p=limits.top_p,
                 top_k=limits.top_k,
+                json_schema=json_schema,
             )
         )
         self._check_open()
@@ -221,8 +367,14 @@ class Session:
             result.versions,
             temperature=limits.temperature,
             finish_reason=result.finish_reason,
+            trained=not json_schema,
         )
 
     def _check_open(self) -> None:
         if self._closed:
             raise EpisodeClosed(f"episode {self.episode_id} has ended: its policy can't be used any more")
+
+
+def _shown_tools(call: ChatCall) -> list[ToolSpec]:
+    """The tools that the model is told of."""
+    return [] if call.tool_choice == "none" else list(call.tools)

@@ -1,0 +1,136 @@
+"""What the APIs that clients speak have in common."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from agentrl.gateway.errors import GatewayError, bad_json
+from agentrl.record import Message, ToolSpec
+from agentrl.session import ChatAnswer, ChatCall, SamplingLimits
+
+T = TypeVar("T")
+MAX_CHOICES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, read.
+
+    Attributes:
+        choices: how many turns are sampled for it.
+        logprobs: the client wants those of the sampled tokens.
+        usage_in_stream: a stream ends with the token counts.
+        not_applied: fields that have no effect, by name: sampling is the run's business.
+        request: as it came, for what an answer repeats of it.
+        history: what the turn answered, for APIs with a memory.
+    """
+
+    call: ChatCall
+    request: Any
+    choices: int = 1
+    stream: bool = False
+    logprobs: bool = False
+    usage_in_stream: bool = True
+    not_applied: tuple[str, ...] = ()
+    history: list[Message] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """All turns of a request.
+
+    Attributes:
+        id: of the answer, under which its turns can be given a reward.
+        created: Unix time.
+        model: the name under which the policy answers.
+        token_texts: of each turn's tokens, where log-probs were asked for.
+    """
+
+    id: str
+    created: int
+    model: str
+    answers: Sequence[ChatAnswer]
+    token_texts: Sequence[list[str]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What reading a request needs to know.
+
+    Attributes:
+        limits: how the episode samples.
+        conversations: by the id of an answer, everything said up to its end.
+    """
+
+    limits: SamplingLimits
+    conversations: Mapping[str, list[Message]]
+
+
+class Dialect(Protocol):
+    """One of the APIs."""
+
+    id_prefix: str
+
+    def read(self, body: bytes, known: Known) -> Asked:
+        """Raises GatewayError for what is malformed or not supported."""
+        ...
+
+    def body(self, asked: Asked, answered: Answered) -> dict[str, Any]: ...
+
+    def events(self, asked: Asked, answered: Answered) -> Iterable[bytes]:
+        """The same as server-sent events."""
+        ...
+
+    def error(self, error: GatewayError) -> dict[str, object]: ...
+
+    def error_event(self, error: GatewayError) -> bytes:
+        """A failure within a stream."""
+        ...
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Raises GatewayError where the body is not what the decoder takes."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise bad_json(error) from None
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}{secrets.token_hex(12)}"
+
+
+def event(data: Any, name: str = "") -> bytes:
+    """A server-sent event."""
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def function_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> ToolSpec:
+    """A tool in the one form that the session takes."""
+    function: dict[str, Any] = {"name": name, "description": description or ""}
+    function["parameters"] = parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+def arguments_json(arguments: Any) -> str:
+    """A tool call's arguments as clients want them."""
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def not_applied(limits: SamplingLimits, sampling: Mapping[str, Any], further: Iterable[str] = ()) -> tuple[str, ...]:
+    """The names of sampling settings that a client asked for and does not get, since the run decides on them."""
+    own = {"temperature": limits.temperature, "top_p": limits.top_p, "top_k": limits.top_k}
+    names = [name for name, value in sampling.items() if value is not None and own.get(name) != value]
+    return (*names, *further)
+
+
+def lowered(limits: SamplingLimits, asked: int | None, name: str) -> Iterable[str]:
+    """The name of a token limit that is higher than the run's own."""
+    return [name] if asked is not None and asked > limits.max_response_length else []

@@ -1,0 +1,407 @@
+"""The gateway itself: an aiohttp server in the event loop of the episodes it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any
+
+import msgspec
+import xxhash
+from aiohttp import web
+
+from agentrl.gateway.anthropic_messages import PING, Messages
+from agentrl.gateway.chat_completions import ChatCompletions
+from agentrl.gateway.control import Desk, NoCapacity, read_end, read_reward
+from agentrl.gateway.dialect import Answered, Asked, Dialect, Known, new_id
+from agentrl.gateway.episodes import Exchange, Keys, OpenEpisode, gone
+from agentrl.gateway.errors import GatewayError, ended, refusal
+from agentrl.gateway.openapi import document
+from agentrl.gateway.responses import Responses
+from agentrl.session import Session, Verdict
+
+log = logging.getLogger(__name__)
+
+_SIGN_OF_LIFE_SECONDS = 10.0
+"""How often a stream that has nothing to say yet says so: proxies and clients give up on silent connections."""
+_BACKLOG = 4096
+_COMMENT = b": waiting\n\n"
+_CHAT, _RESPONSES, _MESSAGES = ChatCompletions(), Responses(), Messages()
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayAddress:
+    """Where the gateway is.
+
+    Attributes:
+        host, port: where it listens; port 0 takes a free one.
+        public_url: how agents reach it, if not by host and port.
+        key: opens episodes from outside (`POST /agentrl/episodes`).
+        max_body: bytes of a request.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    public_url: str = ""
+    key: str = ""
+    max_body: int = 16 * 2**20
+
+
+class Gateway:
+    """Implements `session.Door`: sessions are let in, get a key and are reached by HTTP under it.
+
+    The port is taken at the first use, and the server runs while `run` does. One key is one episode; it opens nothing
+    once the episode has ended.
+
+    Args:
+        model: name under which the policy answers, whatever name a client asks for.
+        desk: where agents from outside get episodes; without one there are none for them.
+
+    Raises:
+        ValueError: it would be open to other machines without a key.
+    """
+
+    def __init__(self, address: GatewayAddress, *, model: str, desk: Desk | None = None) -> None:
+        if desk is not None and not address.key and not _is_loopback(address.host):
+            raise ValueError(
+                f"the gateway would listen on {address.host} and give episodes to anybody: set the environment "
+                "variable AGENTRL_GATEWAY_KEY, or gateway.host to 127.0.0.1"
+            )
+        self.model = model
+        self._address = address
+        self._desk = desk
+        self._keys = Keys()
+        self._socket: socket.socket | None = None
+        self._wanted = asyncio.Event()
+        self._told: set[str] = set()
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.url}/v1"
+
+    @property
+    def url(self) -> str:
+        """Where it is reached, without the path of any API."""
+        self.open()
+        if self._address.public_url:
+            return self._address.public_url.rstrip("/")
+        assert self._socket is not None
+        host = self._address.host
+        host = socket.gethostname() if _is_everywhere(host) else f"[{host}]" if ":" in host else host
+        return f"http://{host}:{self._socket.getsockname()[1]}"
+
+    def open(self) -> None:
+        """Takes the port; clients that connect from now on wait until `run` serves them.
+
+        Raises:
+            OSError: the port can't be had.
+        """
+        if self._socket is None:
+            address = self._address
+            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+            self._socket = socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
+            self._wanted.set()
+
+    def admit(self, session: Session) -> str:
+        return self._keys.admit(session)
+
+    def dismiss(self, session: Session) -> None:
+        self._keys.dismiss(session)
+
+    def episode(self, session: Session) -> OpenEpisode:
+        """The open episode of a session that was let in."""
+        return self._keys.of(session)
+
+    async def run(self) -> None:
+        """Serves, once somebody wants it, until cancelled."""
+        try:
+            await self._wanted.wait()
+            runner = web.AppRunner(self._application(), access_log=None, handle_signals=False, shutdown_timeout=1.0)
+            await runner.setup()
+            try:
+                assert self._socket is not None
+                await web.SockSite(runner, self._socket, backlog=_BACKLOG).start()
+                await asyncio.Event().wait()
+            finally:
+                await runner.cleanup()
+        finally:
+            if self._socket is not None:
+                self._socket.close()
+
+    def _application(self) -> web.Application:
+        application = web.Application(client_max_size=self._address.max_body, middlewares=[_without_surprises])
+        # Anthropic's clients put /v1 behind their base URL, OpenAI's do not: one base URL serves both.
+        for root in ("/v1", "/v1/v1"):
+            application.router.add_post(f"{root}/chat/completions", self._turns_in(_CHAT))
+            application.router.add_post(f"{root}/responses", self._turns_in(_RESPONSES))
+            application.router.add_post(f"{root}/messages", self._turns_in(_MESSAGES))
+            application.router.add_post(f"{root}/messages/count_tokens", self._guarded(self._count_tokens, _MESSAGES))
+            application.router.add_get(f"{root}/models", self._guarded(self._list_models, _CHAT))
+            application.router.add_get(f"{root}/models/{{name:.+}}", self._guarded(self._show_model, _CHAT))
+        application.router.add_post("/agentrl/reward", self._guarded(self._reward, _CHAT))
+        application.router.add_post("/agentrl/episodes", self._open_episode)
+        application.router.add_post("/agentrl/episodes/end", self._guarded(self._end_episode, _CHAT))
+        application.router.add_get("/openapi.json", _openapi)
+        application.router.add_get("/health", _health)
+        return application
+
+    def _turns_in(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """Answers requests for turns in one of the APIs."""
+
+        async def handle(episode: OpenEpisode, request: web.Request) -> web.StreamResponse:
+            body = await request.read()
+            known = Known(episode.session.limits, episode.conversations)
+            asked = dialect.read(body, known)
+            exchange = self._exchange(episode, dialect, asked, request, body)
+            return await self._deliver(exchange, dialect, asked, request)
+
+        return self._guarded(handle, dialect)
+
+    def _exchange(
+        self, episode: OpenEpisode, dialect: Dialect, asked: Asked, request: web.Request, body: bytes
+    ) -> Exchange:
+        """The exchange that a request begins, or repeats."""
+        digest = xxhash.xxh3_64_intdigest(body, seed=xxhash.xxh32_intdigest(dialect.id_prefix.encode()))
+        key = request.headers.get("Idempotency-Key", "")
+        retried = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+        exchange = episode.asked_before(digest, retried=retried, idempotency_key=key)
+        if exchange is None:
+            exchange = Exchange(digest, key, asyncio.ensure_future(self._sample(episode, dialect, asked)))
+            episode.begin(exchange)
+        exchange.transports.append(request.transport)
+        return exchange
+
+    async def _sample(self, episode: OpenEpisode, dialect: Dialect, asked: Asked) -> Answered:
+        session = episode.session
+        if asked.choices == 1:
+            answers = [await session.answer(asked.call)]
+        else:
+            sampling = [asyncio.ensure_future(session.answer(asked.call)) for _ in range(asked.choices)]
+            try:
+                answers = await asyncio.gather(*sampling)
+            finally:
+                for sample in sampling:
+                    sample.cancel()
+        texts = [session.token_texts(answer.node) for answer in answers] if asked.logprobs else []
+        answered = Answered(new_id(dialect.id_prefix), int(time.time()), self.model, answers, texts)
+        episode.answered(answered, asked.history)
+        return answered
+
+    async def _deliver(
+        self, exchange: Exchange, dialect: Dialect, asked: Asked, request: web.Request
+    ) -> web.StreamResponse:
+        work = exchange.work
+        response: web.StreamResponse | None = None
+        while not work.done():
+            await asyncio.wait({work}, timeout=_SIGN_OF_LIFE_SECONDS if asked.stream else None)
+            if not work.done() and asked.stream:
+                response = response or await self._begin_stream(request, asked)
+                with suppress(ConnectionError):
+                    await response.write(PING if dialect is _MESSAGES else _COMMENT)
+        if work.cancelled():
+            error: Exception | None = ended()
+        else:
+            error = work.exception() if isinstance(work.exception(), Exception) else None  # type: ignore[assignment]
+        if error is not None:
+            if response is None:
+                raise error
+            return await _finish(response, [dialect.error_event(_logged(error))])
+        answered = work.result()
+        if asked.stream:
+            response = response or await self._begin_stream(request, asked)
+            sent = await _finish(response, dialect.events(asked, answered))
+        else:
+            sent = web.Response(
+                body=msgspec.json.encode(dialect.body(asked, answered)),
+                content_type="application/json",
+                headers=self._headers(asked),
+            )
+            with suppress(ConnectionError):
+                await sent.prepare(request)
+                await sent.write_eof()
+        exchange.delivered = exchange.delivered or not gone(request.transport)
+        return sent
+
+    async def _begin_stream(self, request: web.Request, asked: Asked) -> web.StreamResponse:
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream; charset=utf-8",
+                "Cache-Control": "no-cache",
+                **self._headers(asked),
+            }
+        )
+        with suppress(ConnectionError):
+            await response.prepare(request)
+        return response
+
+    def _headers(self, asked: Asked) -> dict[str, str]:
+        """Names what a client asked for in vain; each thing is logged once."""
+        if not asked.not_applied:
+            return {}
+        for name in asked.not_applied:
+            if name not in self._told:
+                self._told.add(name)
+                log.warning("an agent sends %s, which has no effect: the run's config decides how is sampled", name)
+        return {"x-agentrl-not-applied": ", ".join(asked.not_applied)}
+
+    async def _count_tokens(self, episode: OpenEpisode, request: web.Request) -> web.Response:
+        asked = _MESSAGES.read_counted(await request.read(), Known(episode.session.limits, {}))
+        return _json({"input_tokens": episode.session.count_tokens(asked.call)})
+
+    async def _list_models(self, episode: OpenEpisode, request: web.Request) -> web.Response:
+        return _json({"object": "list", "data": [_model(self.model)], "has_more": False, "first_id": self.model})
+
+    async def _show_model(self, episode: OpenEpisode, request: web.Request) -> web.Response:
+        return _json(_model(request.match_info["name"]))
+
+    async def _reward(self, episode: OpenEpisode, request: web.Request) -> web.Response:
+        wanted = read_reward(await request.read())
+        session = episode.session
+        if wanted.response_id is None:
+            session.judge(Verdict(wanted.reward, wanted.parts, wanted.info))
+            return _json({"episode_id": session.episode_id})
+        turns = episode.turns(wanted.response_id)
+        if turns is None:
+            raise GatewayError(
+                404, f"response_id: this episode has no answer {wanted.response_id!r}", param="response_id"
+            )
+        for turn in turns:
+            session.reward(wanted.reward, turn)
+        return _json({"episode_id": session.episode_id, "turns": turns})
+
+    async def _end_episode(self, episode: OpenEpisode, request: web.Request) -> web.Response:
+        episode.session.judge(read_end(await request.read()))
+        return _json({"episode_id": episode.session.episode_id})
+
+    async def _open_episode(self, request: web.Request) -> web.Response:
+        try:
+            if self._desk is None:
+                raise GatewayError(
+                    404, "this run plays its own episodes: start it with `agentrl serve`", code="no_desk"
+                )
+            if self._address.key and not hmac.compare_digest(_key(request), self._address.key.encode()):
+                raise GatewayError(401, "opening an episode takes the key of the gateway", code="invalid_api_key")
+            await request.read()
+            opened = await self._desk.open()
+        except NoCapacity as error:
+            retry = {"Retry-After": f"{error.retry_after:g}"} if error.retry_after else {}
+            refused = GatewayError(429 if retry else 410, str(error), code="no_capacity", headers=retry)
+            return _refused(_CHAT, refused)
+        except GatewayError as error:
+            return _refused(_CHAT, error)
+        return _json(
+            {
+                "episode_id": opened.episode_id,
+                "api_key": opened.api_key,
+                "base_url": self.base_url,
+                "model": self.model,
+                "task": opened.task,
+            },
+            status=201,
+        )
+
+    def _guarded(
+        self, handle: Callable[[OpenEpisode, web.Request], Awaitable[web.StreamResponse]], dialect: Dialect
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """For those with a key; what goes wrong is told in the words of the API."""
+
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            try:
+                episode = self._keys.find(_key(request))
+                if episode is None:
+                    raise ended()
+                try:
+                    return await handle(episode, request)
+                finally:
+                    episode.last_used = time.monotonic()
+            except Exception as error:  # noqa: BLE001  every failure has to reach the client in its API's words
+                return _refused(dialect, _logged(error))
+
+        return guarded
+
+
+def _logged(error: Exception) -> GatewayError:
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return GatewayError(413, f"the request is too large: {error.text}", code="request_too_large")
+    refused = refusal(error)
+    if refused.status == 500:
+        log.error("a request failed", exc_info=error)
+    return refused
+
+
+async def _finish(response: web.StreamResponse, events: Iterable[bytes]) -> web.StreamResponse:
+    """Writes all that is left of a stream; a client that is gone misses it."""
+    with suppress(ConnectionError):
+        await response.write(b"".join(events))
+        await response.write_eof()
+    return response
+
+
+def _key(request: web.Request) -> bytes:
+    kind, _, key = request.headers.get("Authorization", "").partition(" ")
+    key = key.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
+    return key.encode("utf-8", "replace")
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "agentrl",
+        "type": "model",
+        "display_name": name,
+        "created_at": "1970-01-01T00:00:00Z",
+    }
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json", status=status)
+
+
+def _refused(dialect: Dialect, error: GatewayError) -> web.Response:
+    response = _json(dialect.error(error), error.status)
+    response.headers.update(error.headers)
+    return response
+
+
+@web.middleware
+async def _without_surprises(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """What aiohttp itself refuses (unknown paths, wrong methods) is told as JSON too."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        message = f"{request.method} {request.path}: {error.reason}"
+        response = _refused(_CHAT, GatewayError(error.status, message, code="not_found"))
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
+
+
+async def _openapi(request: web.Request) -> web.Response:
+    return _json(document())
+
+
+async def _health(request: web.Request) -> web.Response:
+    return _json({"status": "ok"})
+
+
+def _is_everywhere(host: str) -> bool:
+    return host in ("", "0.0.0.0", "::")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return False
