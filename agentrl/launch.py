@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 from agentrl.ascend import check_ascend_versions, installed_versions
 from agentrl.cluster.spec import plugin_paths
 from agentrl.config import RunConfig, dump_yaml, update_path
+from agentrl.config.gateway_schema import GATEWAY_KEY
 from agentrl.config.schema import ModelConfig
 from agentrl.device import DeviceError, get_device
 from agentrl.observe import create_run_dir, write_environment
@@ -66,6 +68,7 @@ def prepare(
         check_user_code(config, splits)
     _check_renderer(config.model.renderer)
     _check_engine(config)
+    _check_gateway(config)
     model_path = resolve_model(config.model.path)
     if config.has_critic and config.critic.path is not None:
         resolve_model(config.critic.path, key="critic.path")
@@ -112,6 +115,25 @@ def _check_engine(config: RunConfig) -> None:
     engine = config.rollout.engine
     if engine != "torch" and not config.rollout.engine_urls and find_spec(engine) is None:
         raise PluginError(f"rollout.engine is {engine}, which is not installed here: docs/engines.md says how")
+
+
+def _check_gateway(config: RunConfig) -> None:
+    gateway = config.gateway
+    if config.plays_outside and not gateway.is_local and not os.environ.get(GATEWAY_KEY):
+        raise PluginError(
+            f"gateway.host is {gateway.host}, which would give episodes to anybody: set the environment variable "
+            f"{GATEWAY_KEY} to a key that clients have to send, or gateway.host to 127.0.0.1"
+        )
+    if not gateway.port:
+        return
+    family = socket.AF_INET6 if ":" in gateway.host else socket.AF_INET
+    try:
+        socket.create_server((gateway.host, gateway.port), family=family).close()
+    except OSError as error:
+        raise PluginError(
+            f"gateway.port: {gateway.host}:{gateway.port} can't be listened on: {error}: set gateway.port to another "
+            "one, or to 0 for one that is free"
+        ) from error
 
 
 def _check_context(config: RunConfig, path: str) -> None:

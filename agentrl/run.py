@@ -71,6 +71,8 @@ async def _watch(host: LocalHost, config: RunConfig, view: ProgressView) -> RunR
         view.update(Progress(phase="starting the processes"))
         async with host:
             async for state in host.states():
+                if state.rollout.gateway and (last is None or not last.rollout.gateway):
+                    view.message(f"agents get episodes at {state.rollout.gateway}/agentrl/episodes")
                 last = state
                 step_seconds += [state.trainer.metrics["time/step"]] if state.trainer.metrics else []
                 if warning := state.trainer.warning:

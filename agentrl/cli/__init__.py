@@ -1,11 +1,11 @@
-"""The command line: `agentrl train | eval | config`. Heavy imports happen inside the commands."""
+"""The command line: `agentrl train | serve | eval | config`. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 
 import logging
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -32,10 +32,27 @@ def train(
     overrides: Annotated[list[str] | None, typer.Argument(help="dotted.key=value, the last word on its key.")] = None,
 ) -> None:
     """Train an agent: `agentrl train examples/math.yaml actor.optim.lr=1e-4`."""
+    _train(file, overrides or ())
+
+
+@app.command()
+def serve(
+    file: Annotated[Path, typer.Argument(help="YAML file of the run.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="dotted.key=value, the last word on its key.")] = None,
+) -> None:
+    """Train an agent that runs elsewhere, and asks for its episodes over HTTP:
+    `agentrl serve examples/serve.yaml gateway.port=8080`."""
+    from agentrl.config.names import OUTSIDE_AGENT
+
+    own = [f"agent.loop={OUTSIDE_AGENT}", "agent.args={}", "env.cls=null", "env.args={}"]
+    _train(file, [*own, *(overrides or ())])
+
+
+def _train(file: Path, overrides: Sequence[str]) -> None:
     from agentrl.config import load_config
 
     with config_errors_exit():
-        config = load_config(file, overrides or ())
+        config = load_config(file, overrides)
 
     from rich.console import Console
 

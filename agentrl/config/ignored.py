@@ -27,7 +27,7 @@ def given(config: RunConfig, key: str) -> bool:
 def ignored_keys(config: RunConfig) -> list[Problem]:
     """The keys without effect under this configuration, given or not, each with the reason and the remedy."""
     rules = (
-        *(_single, _tasks, _environments, _sampling, _endings, _validation, _engines, _transport),
+        *(_single, _tasks, _environments, _sampling, _endings, _validation, _engines, _transport, _gateway),
         *(_advantages, _kl, _models, _correction, _update, _loss),
     )
     return [problem for rule in rules for problem in rule(config)]
@@ -129,6 +129,17 @@ def _endings(config: RunConfig) -> Iterator[Problem]:
             f"has no effect: {', '.join(f'rollout.{key}' for key in keys)} leave out what nobody judged",
             "set one of them to score, or remove it",
             others=tuple(f"rollout.{key}" for key in keys),
+        )
+
+
+def _gateway(config: RunConfig) -> Iterator[Problem]:
+    if not config.plays_outside:
+        yield Problem(
+            "gateway.idle_timeout",
+            "is about episodes that agents from outside open, but this run plays its own",
+            f"start the run with `agentrl serve`, set agent.loop to {names.OUTSIDE_AGENT}, or remove it (running "
+            "episodes end after rollout.episode_timeout)",
+            others=("agent.loop",),
         )
 
 

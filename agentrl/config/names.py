@@ -142,3 +142,6 @@ ENGINE_ARGUMENTS = {
     },
 }
 """Arguments of an engine that agentrl gives itself, by engine, and what says them."""
+
+OUTSIDE_AGENT = "agentrl:OutsideAgent"
+"""The agent of `agentrl serve`: whoever asks for an episode over HTTP."""

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from agentrl.config.names import GROUP_BASELINES
+from agentrl.config.gateway_schema import GatewayConfig
+from agentrl.config.names import GROUP_BASELINES, OUTSIDE_AGENT
 from agentrl.config.section import Section
 from agentrl.config.update_schema import ActorConfig, AlgorithmConfig, CriticConfig
 
@@ -290,6 +291,7 @@ class RunConfig(Section):
     environments: dict[str, MixedEnvironmentConfig] = {}
     """Several environments trained together, by name; instead of `data.train`, `agent` and `env`."""
     rollout: RolloutConfig = RolloutConfig()
+    gateway: GatewayConfig = GatewayConfig()
     async_training: AsyncTrainingConfig = AsyncTrainingConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     actor: ActorConfig = ActorConfig()
@@ -311,6 +313,11 @@ class RunConfig(Section):
     def validates(self) -> bool:
         """Whether there are held-out tasks."""
         return any(part.val is not None for part in self.mixture.values())
+
+    @property
+    def plays_outside(self) -> bool:
+        """Whether agents from outside play the episodes."""
+        return any(part.agent.loop == OUTSIDE_AGENT for part in self.mixture.values())
 
     @property
     def plays_greedy(self) -> bool:

@@ -62,21 +62,12 @@ class Gateway:
 
     Args:
         model: name under which the policy answers, whatever name a client asks for.
-        desk: where agents from outside get episodes; without one there are none for them.
-
-    Raises:
-        ValueError: it would be open to other machines without a key.
     """
 
-    def __init__(self, address: GatewayAddress, *, model: str, desk: Desk | None = None) -> None:
-        if desk is not None and not address.key and not _is_loopback(address.host):
-            raise ValueError(
-                f"the gateway would listen on {address.host} and give episodes to anybody: set the environment "
-                "variable AGENTRL_GATEWAY_KEY, or gateway.host to 127.0.0.1"
-            )
+    def __init__(self, address: GatewayAddress, *, model: str) -> None:
         self.model = model
         self._address = address
-        self._desk = desk
+        self._desk: Desk | None = None
         self._keys = Keys()
         self._socket: socket.socket | None = None
         self._wanted = asyncio.Event()
@@ -108,6 +99,19 @@ class Gateway:
             family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
             self._socket = socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
             self._wanted.set()
+
+    def hand_out_episodes(self, desk: Desk) -> None:
+        """Agents from outside may ask for episodes.
+
+        Raises:
+            ValueError: those of other machines too, and without a key.
+        """
+        if not self._address.key and not _is_loopback(self._address.host):
+            raise ValueError(
+                f"the gateway would listen on {self._address.host} and give episodes to anybody: set the environment "
+                "variable AGENTRL_GATEWAY_KEY, or gateway.host to 127.0.0.1"
+            )
+        self._desk = desk
 
     def admit(self, session: Session) -> str:
         return self._keys.admit(session)

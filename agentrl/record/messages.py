@@ -102,7 +102,9 @@ def with_compact_tools(messages: Sequence[Message], tools: Sequence[ToolSpec], c
         function = tool.get("function", tool)
         properties = (function.get("parameters") or {}).get("properties")
         named = properties.items() if isinstance(properties, Mapping) else ()
-        arguments = {name: schema.get("type", "any") if isinstance(schema, Mapping) else "any" for name, schema in named}
+        arguments = {
+            name: schema.get("type", "any") if isinstance(schema, Mapping) else "any" for name, schema in named
+        }
         lines.append(json.dumps({"name": function["name"], "arguments": arguments}))
     described = "\n".join(["Tools:", *lines, *([call_format] if call_format else [])])
     if messages and messages[0]["role"] == "system":

@@ -248,6 +248,7 @@ class RolloutStatus:
         fates: ended training episodes by fate; their sum and `in_flight` make `dispatched`.
         in_flight: dispatched episodes without a fate: running, queued, or being trained on.
         waiting_for: what the next batch waits for, in words.
+        gateway: where agents from outside ask for episodes; empty if the run plays its own.
     """
 
     version: int
@@ -262,6 +263,7 @@ class RolloutStatus:
     engine_busy_seconds: float = 0.0
     engines: int = 0
     waiting_for: str = ""
+    gateway: str = ""
 
 
 class RolloutService(Protocol):

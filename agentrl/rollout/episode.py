@@ -25,9 +25,10 @@ from agentrl.record import (
 )
 from agentrl.record.errors import leaves
 from agentrl.record.trajectory import Status
-from agentrl.sdk import AgentLoop, Env, Reward, as_reward
+from agentrl.rollout.outside import EpisodeTimeout, OutsideEpisodes, verdict_of
+from agentrl.sdk import AgentLoop, Env, OutsideAgent, Reward, as_reward
 from agentrl.sdk.plugin import load_class
-from agentrl.session import BlockingPolicy, ChatFormat, Generator, SamplingLimits, Session
+from agentrl.session import BlockingPolicy, ChatFormat, Door, Generator, SamplingLimits, Session
 from agentrl.session.blocking import in_thread
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ _RETRY_SECONDS = 0.25
 """Pause before a spoiled episode is played again; doubles with every attempt."""
 _EXPLAINED = 100
 """Different errors of agents and environments whose traceback is logged; fates.jsonl has the reason of each episode."""
-_GRAVITY = (Fate.ENGINE_ERROR, Fate.ENV_ERROR, Fate.AGENT_ERROR, Fate.TRUNCATED)
+_GRAVITY = (Fate.ENGINE_ERROR, Fate.ENV_ERROR, Fate.AGENT_ERROR, Fate.TRUNCATED, Fate.TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,8 @@ class EpisodeRunner:
     Args:
         plugins: by environment.
         ended: told the id of every session that is over.
+        door: where agents of other frameworks reach their sessions.
+        outside: who plays the episodes of an `OutsideAgent`.
     """
 
     def __init__(
@@ -126,12 +129,17 @@ class EpisodeRunner:
         chat_format: ChatFormat,
         generator: Generator,
         ended: Callable[[str], None] = lambda episode_id: None,
+        *,
+        door: Door | None = None,
+        outside: OutsideEpisodes | None = None,
     ) -> None:
         self._config = config
         self._plugins = plugins
         self._format = chat_format
         self._generator = generator
         self._ended = ended
+        self._door = door
+        self._outside = outside
         self._explained: set[str] = set()
 
     async def play_until_judged(
@@ -174,17 +182,25 @@ class EpisodeRunner:
             min_version=version,
             attempt=attempt,
             one_version=task.split == "train" and not self._config.async_training.partial_rollout,
+            door=self._door,
         )
         started = time.monotonic()
         reward, failure, reason = await self._judge(task, plugins, session)
         seconds = time.monotonic() - started
         if failure is None and not session.graph.turns:
             failure, reason = Fate.AGENT_ERROR, f"{plugins.loop.__name__} returned without any model call"
+            if session.used_over_http and self._door is not None:
+                reason += f": it should have asked the model at {self._door.base_url}"
         cut = session.overflowed or any(turn.finish_reason == "length" for turn in session.graph.turns)
         status: Status = "truncated" if cut or failure is Fate.TRUNCATED else "aborted" if failure else "completed"
         if task.split == "train" and session.graph.turns:
             if failure is None and cut and self._policy(Fate.TRUNCATED) == "exclude":
                 failure, reason = Fate.TRUNCATED, "a token limit cut it"
+            elif failure is None and not any(turn.trained for turn in session.graph.turns):
+                failure, reason = (
+                    Fate.FILTERED,
+                    "no turn can be trained: all were sampled under a grammar, or never taken",
+                )
             elif failure is not None and self._policy(failure) == "score":
                 reward, failure = Reward(self._config.rollout.unscored_reward), None
         trajectory = None
@@ -236,11 +252,19 @@ class EpisodeRunner:
         try:
             env = _build_env(plugins)
             # In a task of its own: an agent may cancel itself, or swallow its cancellation, without holding the runner.
-            playing = asyncio.create_task(_run(task, plugins, session, env))
+            if issubclass(plugins.loop, OutsideAgent):
+                assert self._outside is not None
+                limit = None  # its time begins when somebody asks for it
+                playing = asyncio.create_task(self._outside.play(task, session))
+            else:
+                playing = asyncio.create_task(_run(task, plugins, session, env))
             await asyncio.wait({playing}, timeout=limit)
             if not playing.done():
                 return None, Fate.TIMEOUT, f"ran longer than rollout.episode_timeout = {limit:g} s"
-            return as_reward(playing.result()), None, ""
+            reward = playing.result()
+            if reward is None and session.verdict is not None:
+                reward = verdict_of(session)
+            return as_reward(reward), None, ""
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
@@ -248,6 +272,9 @@ class EpisodeRunner:
             return None, Fate.AGENT_ERROR, "the agent cancelled itself"
         except Exception as error:
             failure, cause = _failure(error)
+            behind = session.last_failure if session.used_over_http and failure is Fate.AGENT_ERROR else None
+            if behind is not None and _fate(behind) is not Fate.AGENT_ERROR:
+                failure, cause = _fate(behind), behind  # what a framework's client raised about its last call
             reason = _describe(cause)
             unexplained = reason not in self._explained and len(self._explained) < _EXPLAINED
             if failure in (Fate.AGENT_ERROR, Fate.ENV_ERROR) and unexplained:
@@ -329,6 +356,8 @@ def _fate(error: BaseException) -> Fate:
         return Fate.ENGINE_ERROR
     if isinstance(error, ContextOverflow):
         return Fate.TRUNCATED
+    if isinstance(error, EpisodeTimeout):
+        return Fate.TIMEOUT
     return Fate.AGENT_ERROR
 
 

@@ -12,6 +12,7 @@ from agentrl.config import RunConfig
 from agentrl.record import Task, TrajectoryWriter
 from agentrl.record.protocols import Engine, EvaluatedTask, EvaluationReport, EvaluationStatus
 from agentrl.rollout.episode import EpisodeRunner, Outcome, Plugins
+from agentrl.rollout.outside import open_gateway
 from agentrl.rollout.router import Router
 from agentrl.rollout.signal import Signal
 from agentrl.session import ChatFormat
@@ -42,15 +43,23 @@ class Evaluator:
         router = Router(engines, Signal())
         self._config = config
         self._tasks = tasks
-        self._runner = EpisodeRunner(config, plugins, chat_format, router, router.forget)
+        self._gateway, outside = open_gateway(config, over=lambda: "")
+        self._runner = EpisodeRunner(
+            config, plugins, chat_format, router, router.forget, door=self._gateway, outside=outside
+        )
         self._places = asyncio.Semaphore(config.rollout.max_concurrent)
         self._writer = TrajectoryWriter(run_dir / "trajectories", "eval")
         self._writing = asyncio.Lock()
         self._done = self._solved = self._tokens = 0
 
     async def evaluate(self) -> EvaluationReport:
-        async with asyncio.TaskGroup() as group:
-            playing = [group.create_task(self._play_task(task)) for task in self._tasks]
+        serving = asyncio.ensure_future(self._gateway.run())
+        try:
+            async with asyncio.TaskGroup() as group:
+                playing = [group.create_task(self._play_task(task)) for task in self._tasks]
+        finally:
+            serving.cancel()
+            await asyncio.wait({serving})
         return EvaluationReport(tasks=[task.result() for task in playing], generated_tokens=self._tokens)
 
     async def status(self) -> EvaluationStatus:

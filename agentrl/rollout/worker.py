@@ -29,6 +29,7 @@ from agentrl.rollout.dispatcher import Dispatcher
 from agentrl.rollout.episode import EpisodeRunner, Plugins
 from agentrl.rollout.gate import StalenessGate
 from agentrl.rollout.ledger import Ledger
+from agentrl.rollout.outside import open_gateway
 from agentrl.rollout.publish import PublishCoordinator
 from agentrl.rollout.router import Replica, Router
 from agentrl.rollout.schedule import TaskSchedule
@@ -93,7 +94,10 @@ class RolloutWorker:
         self._stats: dict[Replica, EngineStats] = {}
         self._publishing = False
         self._dispatching: asyncio.Task[None] | None = None
-        runner = EpisodeRunner(config, plugins, chat_format, self._router, self._router.forget)
+        self._gateway, outside = open_gateway(config, over=lambda: self._ended)
+        runner = EpisodeRunner(
+            config, plugins, chat_format, self._router, self._router.forget, door=self._gateway, outside=outside
+        )
         self._dispatcher = Dispatcher(
             TaskSchedule.from_config(config, load_tasks(config, "train")),
             runner,
@@ -125,12 +129,18 @@ class RolloutWorker:
         """
         self._dispatching = dispatching = asyncio.ensure_future(self._dispatcher.run())
         dispatching.add_done_callback(lambda _: self._changed.notify())
+        serving = asyncio.ensure_future(self._gateway.run())
+        serving.add_done_callback(lambda _: self._changed.notify())
 
         def failed() -> bool:
             return dispatching.done() and not dispatching.cancelled() and dispatching.exception() is not None
 
         try:
-            await self._changed.wait_until(lambda: bool(self._ended) or failed() or not self._router.alive)
+            await self._changed.wait_until(
+                lambda: bool(self._ended) or failed() or not self._router.alive or serving.done()
+            )
+            if serving.done():
+                serving.result()
             if failed():
                 failures = leaves(dispatching.exception())
                 self._problem = next((str(error) for error in failures if isinstance(error, NoProgress)), "")
@@ -144,6 +154,8 @@ class RolloutWorker:
                 raise EngineError("no engine is left to serve the episodes")
         finally:
             await self.stop()
+            serving.cancel()
+            await asyncio.wait({serving})
 
     async def watch(self) -> None:
         """Logs what has been waited for for long, until cancelled."""
@@ -295,6 +307,7 @@ class RolloutWorker:
             engine_busy_seconds=sum(s.busy_seconds for s in stats),
             engines=len(self._router.serving),
             waiting_for=self._waits.describe(),
+            gateway=self._gateway.url if self._config.plays_outside else "",
         )
 
     async def _engine_stats(self) -> Iterable[EngineStats]:

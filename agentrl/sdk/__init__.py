@@ -3,7 +3,7 @@
 from agentrl.record import Completion, Reply, ToolCall
 from agentrl.sdk.env import Env, Transcript
 from agentrl.sdk.function_env import FunctionEnv
-from agentrl.sdk.loop import AgentLoop, ToolAgentLoop
+from agentrl.sdk.loop import AgentLoop, OutsideAgent, ToolAgentLoop
 from agentrl.sdk.policy import Policy, SyncPolicy
 from agentrl.sdk.reward import Reward, RewardLike, as_reward
 from agentrl.sdk.sampler import Sampler
@@ -14,6 +14,7 @@ __all__ = [
     "Completion",
     "Env",
     "FunctionEnv",
+    "OutsideAgent",
     "Policy",
     "Reply",
     "Reward",

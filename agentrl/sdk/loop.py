@@ -35,6 +35,10 @@ class AgentLoop:
         raise NotImplementedError(f"{type(self).__name__} must define `async def run(self, task, policy)`")
 
 
+class OutsideAgent(AgentLoop):
+    """Episodes are played by whoever asks for one over HTTP: see `agentrl serve`."""
+
+
 class ToolAgentLoop(AgentLoop):
     """The ready multi-turn loop: the model calls the environment's tools until it answers without a call.
 

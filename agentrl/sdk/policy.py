@@ -13,7 +13,20 @@ class Policy(Protocol):
 
     Each call is recorded with the exact tokens, log-probs and policy versions. How tokens are sampled during
     training (temperature) is the config's business; an agent can only end a turn earlier, by `max_tokens` and `stop`.
+
+    Attributes:
+        base_url, api_key, model: for agents of any other framework: what its OpenAI or Anthropic client is to be given.
+            Its calls are recorded like those of `chat`; the key is good for this episode alone.
     """
+
+    @property
+    def base_url(self) -> str: ...
+
+    @property
+    def api_key(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
 
     async def chat(
         self,
@@ -56,6 +69,15 @@ class Policy(Protocol):
 
 class SyncPolicy(Protocol):
     """The same for a plain (not async) `run`, which is executed in a thread: calls block."""
+
+    @property
+    def base_url(self) -> str: ...
+
+    @property
+    def api_key(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
 
     def chat(
         self,

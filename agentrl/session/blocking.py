@@ -27,6 +27,18 @@ class BlockingPolicy:
         for call in list(self._calls):
             call.cancel()
 
+    @property
+    def base_url(self) -> str:
+        return self._wait(self._of_session("base_url"))
+
+    @property
+    def api_key(self) -> str:
+        return self._wait(self._of_session("api_key"))
+
+    @property
+    def model(self) -> str:
+        return self._wait(self._of_session("model"))
+
     def chat(self, messages: Any, tools: Any = None, *, max_tokens: int | None = None, stop: Any = None) -> Any:
         return self._wait(self._session.chat(messages, tools, max_tokens=max_tokens, stop=stop))
 
@@ -35,6 +47,9 @@ class BlockingPolicy:
 
     def reward(self, value: float, turn: int | None = None) -> None:
         self._session.reward(value, turn)
+
+    async def _of_session(self, name: str) -> str:
+        return getattr(self._session, name)
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
         try:

@@ -11,6 +11,8 @@ from agentrl.record import Completion, Reply, ToolCall
 class ScriptedPolicy:
     """Implements `sdk.Policy`: gives the replies one by one, or raises them; keeps what it was asked."""
 
+    base_url = api_key = model = ""
+
     def __init__(self, *replies: Reply | Exception) -> None:
         self.asked: list[list[Mapping[str, Any]]] = []
         self.tools: list[Sequence[Any] | None] = []

@@ -1,0 +1,33 @@
+"""An agent on OpenAI's SDK: `python examples/external/openai_sdk_agent.py`, with `pip install openai`."""
+
+import json
+
+from openai import AsyncOpenAI
+
+from agentrl import AgentLoop, Policy, Task, train
+from agentrl.envs.math.arithmetic import CALCULATOR_SPEC, SYSTEM_PROMPT, calculate, score_answer
+
+
+class Solver(AgentLoop):
+    """Lets the model call a calculator, and rewards the right answer."""
+
+    async def run(self, task: Task, policy: Policy) -> float:
+        messages = [{"role": "system", "content": SYSTEM_PROMPT}, *task.messages()]
+        async with AsyncOpenAI(base_url=policy.base_url, api_key=policy.api_key) as client:
+            for _ in range(4):
+                completion = await client.chat.completions.create(
+                    model=policy.model, messages=messages, tools=[CALCULATOR_SPEC]
+                )
+                message = completion.choices[0].message
+                messages.append(message.model_dump(exclude_none=True))
+                if not message.tool_calls:
+                    break
+                for call in message.tool_calls:
+                    expression = json.loads(call.function.arguments).get("expression")
+                    result = calculate(str(expression))
+                    messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+        return score_answer(message.content or "", task.answer)
+
+
+if __name__ == "__main__":
+    train("examples/external/arithmetic.yaml", loop=Solver)
