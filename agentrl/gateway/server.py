@@ -163,6 +163,7 @@ class Gateway:
             body = await request.read()
             known = Known(episode.session.limits, episode.conversations)
             asked = dialect.read(body, known)
+            self._warn(asked)
             exchange = self._exchange(episode, dialect, asked, request, body)
             return await self._deliver(exchange, dialect, asked, request)
 
@@ -225,7 +226,7 @@ class Gateway:
             sent = web.Response(
                 body=msgspec.json.encode(dialect.body(asked, answered)),
                 content_type="application/json",
-                headers=self._headers(asked),
+                headers=_headers(asked),
             )
             with suppress(ConnectionError):
                 await sent.prepare(request)
@@ -238,22 +239,19 @@ class Gateway:
             headers={
                 "Content-Type": "text/event-stream; charset=utf-8",
                 "Cache-Control": "no-cache",
-                **self._headers(asked),
+                **_headers(asked),
             }
         )
         with suppress(ConnectionError):
             await response.prepare(request)
         return response
 
-    def _headers(self, asked: Asked) -> dict[str, str]:
-        """Names what a client asked for in vain; each thing is logged once."""
-        if not asked.not_applied:
-            return {}
+    def _warn(self, asked: Asked) -> None:
+        """Logs what a client asks for in vain, each thing once."""
         for name in asked.not_applied:
             if name not in self._told:
                 self._told.add(name)
                 log.warning("an agent sends %s, which has no effect: the run's config decides how is sampled", name)
-        return {"x-agentrl-not-applied": ", ".join(asked.not_applied)}
 
     async def _count_tokens(self, episode: OpenEpisode, request: web.Request) -> web.Response:
         asked = _MESSAGES.read_counted(await request.read(), Known(episode.session.limits, {}))
@@ -346,6 +344,10 @@ async def _finish(response: web.StreamResponse, events: Iterable[bytes]) -> web.
         await response.write(b"".join(events))
         await response.write_eof()
     return response
+
+
+def _headers(asked: Asked) -> dict[str, str]:
+    return {"x-agentrl-not-applied": ", ".join(asked.not_applied)} if asked.not_applied else {}
 
 
 def _key(request: web.Request) -> bytes:
