@@ -70,6 +70,7 @@ class Gateway:
         self._desk: Desk | None = None
         self._keys = Keys()
         self._socket: socket.socket | None = None
+        self._port = address.port
         self._wanted = asyncio.Event()
         self._told: set[str] = set()
 
@@ -83,10 +84,9 @@ class Gateway:
         self.open()
         if self._address.public_url:
             return self._address.public_url.rstrip("/")
-        assert self._socket is not None
         host = self._address.host
         host = socket.gethostname() if _is_everywhere(host) else f"[{host}]" if ":" in host else host
-        return f"http://{host}:{self._socket.getsockname()[1]}"
+        return f"http://{host}:{self._port}"
 
     def open(self) -> None:
         """Takes the port; clients that connect from now on wait until `run` serves them.
@@ -98,6 +98,7 @@ class Gateway:
             address = self._address
             family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
             self._socket = socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
+            self._port = self._socket.getsockname()[1]
             self._wanted.set()
 
     def hand_out_episodes(self, desk: Desk) -> None:

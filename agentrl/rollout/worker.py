@@ -57,6 +57,9 @@ class RolloutWorker:
         engines: by name; they may live anywhere.
         run_dir: where fates and trajectories are written; None writes nothing.
         reconnect: told the name of an engine whose process was started anew.
+
+    Attributes:
+        gateway: where agents of other frameworks reach their episodes.
     """
 
     def __init__(
@@ -94,9 +97,9 @@ class RolloutWorker:
         self._stats: dict[Replica, EngineStats] = {}
         self._publishing = False
         self._dispatching: asyncio.Task[None] | None = None
-        self._gateway, outside = open_gateway(config, over=lambda: self._ended)
+        self.gateway, outside = open_gateway(config, over=lambda: self._ended)
         runner = EpisodeRunner(
-            config, plugins, chat_format, self._router, self._router.forget, door=self._gateway, outside=outside
+            config, plugins, chat_format, self._router, self._router.forget, door=self.gateway, outside=outside
         )
         self._dispatcher = Dispatcher(
             TaskSchedule.from_config(config, load_tasks(config, "train")),
@@ -129,7 +132,7 @@ class RolloutWorker:
         """
         self._dispatching = dispatching = asyncio.ensure_future(self._dispatcher.run())
         dispatching.add_done_callback(lambda _: self._changed.notify())
-        serving = asyncio.ensure_future(self._gateway.run())
+        serving = asyncio.ensure_future(self.gateway.run())
         serving.add_done_callback(lambda _: self._changed.notify())
 
         def failed() -> bool:
@@ -307,7 +310,7 @@ class RolloutWorker:
             engine_busy_seconds=sum(s.busy_seconds for s in stats),
             engines=len(self._router.serving),
             waiting_for=self._waits.describe(),
-            gateway=self._gateway.url if self._config.plays_outside else "",
+            gateway=self.gateway.url if self._config.plays_outside else "",
         )
 
     async def _engine_stats(self) -> Iterable[EngineStats]:

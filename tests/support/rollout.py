@@ -14,7 +14,7 @@ from agentrl import AgentLoop, Env, Policy, Task
 from agentrl.config import RunConfig, load_config
 from agentrl.record.protocols import Bucket, GenerateRequest, RolloutStatus
 from agentrl.rollout import EpisodeRunner, Outcome, Plugins, RolloutWorker
-from agentrl.session import ChatFormat
+from agentrl.session import ChatFormat, Door
 from tests.support.scripted import Sampled, Script, ScriptedEngine, member_number, says
 
 BUCKET = Bucket(0, "nowhere", 0, 0, ())
@@ -101,10 +101,11 @@ async def play_episode(
     *,
     env: type[Env] | None = None,
     task: Task,
+    door: Door | None = None,
 ) -> Outcome:
     """Plays one episode, outside any gate."""
     plugins = Plugins(loop, env, config.agent.args, config.env.args)
-    runner = EpisodeRunner(config, {"default": plugins}, chat_format, engine)
+    runner = EpisodeRunner(config, {"default": plugins}, chat_format, engine, door=door)
     return await runner.play(task, group_id="g0", episode_id="g0.1", version=0)
 
 
