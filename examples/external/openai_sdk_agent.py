@@ -8,6 +8,14 @@ from agentrl import AgentLoop, Policy, Task, train
 from agentrl.envs.math.arithmetic import CALCULATOR_SPEC, SYSTEM_PROMPT, calculate, score_answer
 
 
+def calculator(arguments: str) -> str:
+    """What the tool answers; the model gets to see what is wrong with its call."""
+    try:
+        return calculate(str(json.loads(arguments).get("expression")))
+    except ValueError as error:
+        return f"Error: {error}"
+
+
 class Solver(AgentLoop):
     """Lets the model call a calculator, and rewards the right answer."""
 
@@ -23,8 +31,7 @@ class Solver(AgentLoop):
                 if not message.tool_calls:
                     break
                 for call in message.tool_calls:
-                    expression = json.loads(call.function.arguments).get("expression")
-                    result = calculate(str(expression))
+                    result = calculator(call.function.arguments)
                     messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
         return score_answer(message.content or "", task.answer)
 
