@@ -33,6 +33,14 @@ CASES: dict[str, tuple[list[str], str]] = {
     "vllm is not installed": (["rollout.engine=vllm"], "rollout.engine is vllm, which is not installed here"),
     "no such layer": (["model.lora_rank=4", "model.target_modules=[query]"], "the model has no layer query"),
 }
+CASES |= {
+    "episodes for anybody": (
+        ["agent.loop=agentrl:OutsideAgent", "env.cls=null", "gateway.host=0.0.0.0"],
+        "GATEWAY_KEY",
+    ),
+    "no such address": (["gateway.host=192.0.2.1", "gateway.port=8910"], "192.0.2.1:8910 can't be listened on"),
+    "nobody from outside": (["gateway.idle_timeout=5"], "start the run with `agentrl serve`"),
+}
 LOOK_AT_THE_MODEL = {"no such layer"}
 """What can't be known without building the model, its weights left out."""
 RUN = """

@@ -44,7 +44,8 @@ def serve(
     `agentrl serve examples/serve.yaml gateway.port=8080`."""
     from agentrl.config.names import OUTSIDE_AGENT
 
-    own = [f"agent.loop={OUTSIDE_AGENT}", "agent.args={}", "env.cls=null", "env.args={}"]
+    played = {"agent.loop": OUTSIDE_AGENT, "agent.args": "{}", "env.cls": "null", "env.args": "{}"}
+    own = [f"{key}={value}" for key, value in played.items()]
     _train(file, [*own, *(overrides or ())])
 
 

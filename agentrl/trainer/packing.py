@@ -252,10 +252,12 @@ def turn_credit(branch: Branch) -> float:
 
 
 def _turn_rewards(branch: Branch) -> np.ndarray:
+    """What each turn earned, at its last token; of a turn that is not trained, at the last trained token before it."""
     rewards = np.zeros(len(branch.token_ids), np.float32)
     for turn in branch.turns:
         if turn.reward is not None:
-            rewards[turn.end - 1] += turn.reward
+            trained = np.flatnonzero(branch.loss_mask[: turn.end])
+            rewards[trained[-1] if len(trained) else turn.end - 1] += turn.reward
     return rewards
 
 

@@ -52,9 +52,9 @@ class Finished:
 
 
 @contextmanager
-def started(file: Path, folder: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
+def started(file: Path, folder: Path, *overrides: str, command_name: str = "train") -> Iterator[subprocess.Popen[str]]:
     """`agentrl train` on its way; killed at the end, if it still runs."""
-    command = [str(AGENT), "train", str(file), "trainer.output_dir=runs", "trainer.device=cpu", *overrides]
+    command = [str(AGENT), command_name, str(file), "trainer.output_dir=runs", "trainer.device=cpu", *overrides]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process

@@ -80,6 +80,18 @@ def test_turns_and_places_are_numbered_along_a_branch() -> None:
     assert data.last_tokens.tolist() == [4, 5]
 
 
+def test_the_reward_of_a_turn_that_is_not_trained_goes_to_the_one_before_it() -> None:
+    mask = np.array([0, 1, 1, 0, 0, 0, 0, 1], np.uint8)
+    turns = [
+        Turn(1, 3, 1.0, "stop", reward=0.5),
+        Turn(4, 6, 1.0, "stop", reward=2.0),
+        Turn(7, 8, 1.0, "stop", reward=-0.25),
+    ]
+    branch = Branch(np.arange(8), mask, np.zeros(8, np.float32), np.where(mask, 0, -1), turns)
+    data = TrainingData.from_groups([Group("g", [Trajectory("e", "g", "t", 0, 0, [branch], 2.0)], 0)], 1)
+    assert data["turn_rewards"].tolist() == [[0, 2.5, -0.25]]
+
+
 @pytest.mark.parametrize(("mode", "weights"), [("episode", [0.5, 0.5, 1]), ("branch", [1, 1, 1])])
 def test_branches_are_weighted_within_their_episode(
     mode: str, weights: list[float], new_branch: Fixture, new_trajectory: Fixture
