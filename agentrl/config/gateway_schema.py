@@ -23,7 +23,7 @@ class GatewayConfig(Section):
     public_url: str | None = Field(default=None, pattern="^https?://")
     """How agents reach the gateway, if not by `gateway.host` and the port: through a proxy, or from a container."""
     idle_timeout: float = Field(default=300.0, gt=0)
-    """`agentrl serve`: seconds without a request after which an episode from outside ends as a time-out."""
+    """`agentrl serve`: seconds without a request after which an episode from outside is ended: fate `timeout`."""
     max_body_mb: int = Field(default=16, ge=1)
     """Size of the largest request, in MiB."""
 

@@ -108,6 +108,7 @@ def test_a_dump_holds_every_key_that_has_an_effect() -> None:
         "rollout.engine_urls",
         "rollout.engine_args",
         "rollout.tensor_parallel_size",
+        "gateway.idle_timeout",
         "algorithm.gae_timestep",
         "algorithm.gdpo_reward_keys",
         "algorithm.gdpo_reward_weights",
