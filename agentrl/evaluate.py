@@ -15,6 +15,7 @@ from rich.console import Console
 from agentrl.cluster.evaluation import EvaluationHost
 from agentrl.config import ConfigError, RunConfig
 from agentrl.config.errors import Problem
+from agentrl.config.names import OUTSIDE_AGENT
 from agentrl.launch import interruptible, prepare
 from agentrl.observe.pass_at_k import Estimate, mean, pass_at_k, share
 from agentrl.record import EnvError
@@ -132,6 +133,10 @@ def _check(config: RunConfig, k: Sequence[int]) -> None:
     problems = []
     if not config.validates:
         problems.append(Problem("data.val", "names no held-out tasks", "set data.val to the tasks to evaluate on"))
+    if config.plays_outside:
+        problems.append(
+            Problem("agent.loop", f"is {OUTSIDE_AGENT}: nobody would play", "name the agent that is to be measured")
+        )
     if min(k) < 1:
         problems.append(Problem("--k", f"is {min(k)}", "ask for 1 or more"))
     if max(k) > config.val.n:

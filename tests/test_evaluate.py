@@ -106,5 +106,7 @@ def test_an_engine_that_can_not_start_ends_the_evaluation_with_its_log(tmp_path:
 def test_no_samples_are_asked_for_that_do_not_exist() -> None:
     with pytest.raises(ConfigError, match=r"set val\.n to 8"):
         evaluate(load_config(CONFIG), k=(1, 8))
+    with pytest.raises(ConfigError, match="nobody would play"):
+        evaluate(load_config(CONFIG, ["agent.loop=agentrl:OutsideAgent", "env.cls=null"]))
     with pytest.raises(ConfigError, match="names no held-out tasks"):
         evaluate(load_config({"data": {"train": "tasks.jsonl"}}))
