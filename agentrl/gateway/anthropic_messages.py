@@ -23,8 +23,6 @@ from agentrl.gateway.errors import GatewayError, anthropic_body, unsupported
 from agentrl.record import Message
 from agentrl.session import ChatAnswer, ChatCall
 
-PING = event({"type": "ping"}, "ping")
-
 
 class Tool(msgspec.Struct):
     name: Annotated[str, msgspec.Meta(min_length=1)]
@@ -89,6 +87,7 @@ class Messages:
     """Implements `Dialect`."""
 
     id_prefix = "msg_"
+    sign_of_life = event({"type": "ping"}, "ping")
 
     def read(self, body: bytes, known: Known) -> Asked:
         asked = self.read_counted(body, known)

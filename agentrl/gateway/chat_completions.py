@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from agentrl.gateway.dialect import (
+    COMMENT,
     MAX_CHOICES,
     Answered,
     Asked,
@@ -141,6 +142,7 @@ class ChatCompletions:
     """Implements `Dialect`."""
 
     id_prefix = "chatcmpl-"
+    sign_of_life = COMMENT
 
     def read(self, body: bytes, known: Known) -> Asked:
         request = decode(_DECODER, body)

@@ -16,6 +16,8 @@ from agentrl.session import ChatAnswer, ChatCall, SamplingLimits
 
 T = TypeVar("T")
 MAX_CHOICES = 128
+COMMENT = b": waiting\n\n"
+"""A server-sent event that clients pass over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,15 @@ class Known:
 
 
 class Dialect(Protocol):
-    """One of the APIs."""
+    """One of the APIs.
+
+    Attributes:
+        id_prefix: of its answers' ids.
+        sign_of_life: an event without any meaning.
+    """
 
     id_prefix: str
+    sign_of_life: bytes
 
     def read(self, body: bytes, known: Known) -> Asked:
         """Raises GatewayError for what is malformed or not supported."""

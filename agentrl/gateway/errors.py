@@ -59,7 +59,7 @@ def bad_json(error: Exception) -> GatewayError:
     return GatewayError(400, f"{param}: {said}" if param else said, code="invalid_value", param=param)
 
 
-def refusal(error: Exception) -> GatewayError:
+def refusal(error: BaseException) -> GatewayError:
     """What a failure of the conversation layer or the engine means to a client; of one that nobody foresaw, no more
     than that it happened."""
     if isinstance(error, GatewayError):

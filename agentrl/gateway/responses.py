@@ -9,6 +9,7 @@ import msgspec
 
 from agentrl.gateway.chat_completions import AtLeastOne, JsonSchema, ResponseFormat, schema_text, token_logprobs
 from agentrl.gateway.dialect import (
+    COMMENT,
     Answered,
     Asked,
     Known,
@@ -39,7 +40,7 @@ class NamedTool(msgspec.Struct):
     name: str = ""
 
 
-class TextFormat(msgspec.Struct, rename={"value": "schema"}):
+class TextFormat(msgspec.Struct, rename={"value": "schema"}, omit_defaults=True):
     type: Literal["text", "json_object", "json_schema"]
     name: str = ""
     value: dict[str, Any] | None = None
@@ -113,6 +114,7 @@ class Responses:
     """Implements `Dialect`."""
 
     id_prefix = "resp_"
+    sign_of_life = COMMENT
 
     def read(self, body: bytes, known: Known) -> Asked:
         request = decode(_DECODER, body)

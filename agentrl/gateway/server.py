@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
 import msgspec
-import xxhash
 from aiohttp import web
 
-from agentrl.gateway.anthropic_messages import PING, Messages
+from agentrl.gateway.anthropic_messages import Messages
 from agentrl.gateway.chat_completions import ChatCompletions
 from agentrl.gateway.control import Desk, NoCapacity, read_end, read_reward
-from agentrl.gateway.dialect import Answered, Asked, Dialect, Known, new_id
-from agentrl.gateway.episodes import Exchange, Keys, OpenEpisode, gone
-from agentrl.gateway.errors import GatewayError, ended, refusal
+from agentrl.gateway.dialect import Dialect, Known
+from agentrl.gateway.episodes import Keys, OpenEpisode
+from agentrl.gateway.errors import GatewayError, ended
 from agentrl.gateway.openapi import document
 from agentrl.gateway.responses import Responses
+from agentrl.gateway.turns import TurnHandler, logged
 from agentrl.session import Session, Verdict
 
-log = logging.getLogger(__name__)
-
-_SIGN_OF_LIFE_SECONDS = 10.0
-"""How often a stream that has nothing to say yet says so: proxies and clients give up on silent connections."""
 _BACKLOG = 4096
-_COMMENT = b": waiting\n\n"
-_CHAT, _RESPONSES, _MESSAGES = ChatCompletions(), Responses(), Messages()
+_CHAT, _MESSAGES = ChatCompletions(), Messages()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +66,6 @@ class Gateway:
         self._socket: socket.socket | None = None
         self._port = address.port
         self._wanted = asyncio.Event()
-        self._told: set[str] = set()
 
     @property
     def base_url(self) -> str:
@@ -143,10 +136,11 @@ class Gateway:
     def _application(self) -> web.Application:
         application = web.Application(client_max_size=self._address.max_body, middlewares=[_without_surprises])
         # Anthropic's clients put /v1 behind their base URL, OpenAI's do not: one base URL serves both.
+        told: set[str] = set()
         for root in ("/v1", "/v1/v1"):
-            application.router.add_post(f"{root}/chat/completions", self._turns_in(_CHAT))
-            application.router.add_post(f"{root}/responses", self._turns_in(_RESPONSES))
-            application.router.add_post(f"{root}/messages", self._turns_in(_MESSAGES))
+            for path, dialect in (("chat/completions", _CHAT), ("responses", Responses()), ("messages", _MESSAGES)):
+                turns = TurnHandler(dialect, self.model, told)
+                application.router.add_post(f"{root}/{path}", self._guarded(turns, dialect))
             application.router.add_post(f"{root}/messages/count_tokens", self._guarded(self._count_tokens, _MESSAGES))
             application.router.add_get(f"{root}/models", self._guarded(self._list_models, _CHAT))
             application.router.add_get(f"{root}/models/{{name:.+}}", self._guarded(self._show_model, _CHAT))
@@ -156,103 +150,6 @@ class Gateway:
         application.router.add_get("/openapi.json", _openapi)
         application.router.add_get("/health", _health)
         return application
-
-    def _turns_in(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Answers requests for turns in one of the APIs."""
-
-        async def handle(episode: OpenEpisode, request: web.Request) -> web.StreamResponse:
-            body = await request.read()
-            known = Known(episode.session.limits, episode.conversations)
-            asked = dialect.read(body, known)
-            self._warn(asked)
-            exchange = self._exchange(episode, dialect, asked, request, body)
-            return await self._deliver(exchange, dialect, asked, request)
-
-        return self._guarded(handle, dialect)
-
-    def _exchange(
-        self, episode: OpenEpisode, dialect: Dialect, asked: Asked, request: web.Request, body: bytes
-    ) -> Exchange:
-        """The exchange that a request begins, or repeats."""
-        digest = xxhash.xxh3_64_intdigest(body, seed=xxhash.xxh32_intdigest(dialect.id_prefix.encode()))
-        key = request.headers.get("Idempotency-Key", "")
-        retried = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-        exchange = episode.asked_before(digest, retried=retried, idempotency_key=key)
-        if exchange is None:
-            exchange = Exchange(digest, key, asyncio.ensure_future(self._sample(episode, dialect, asked)))
-            episode.begin(exchange)
-        exchange.transports.append(request.transport)
-        return exchange
-
-    async def _sample(self, episode: OpenEpisode, dialect: Dialect, asked: Asked) -> Answered:
-        session = episode.session
-        if asked.choices == 1:
-            answers = [await session.answer(asked.call)]
-        else:
-            sampling = [asyncio.ensure_future(session.answer(asked.call)) for _ in range(asked.choices)]
-            try:
-                answers = await asyncio.gather(*sampling)
-            finally:
-                for sample in sampling:
-                    sample.cancel()
-        texts = [session.token_texts(answer.node) for answer in answers] if asked.logprobs else []
-        answered = Answered(new_id(dialect.id_prefix), int(time.time()), self.model, answers, texts)
-        episode.answered(answered, asked.history)
-        return answered
-
-    async def _deliver(
-        self, exchange: Exchange, dialect: Dialect, asked: Asked, request: web.Request
-    ) -> web.StreamResponse:
-        work = exchange.work
-        response: web.StreamResponse | None = None
-        while not work.done():
-            await asyncio.wait({work}, timeout=_SIGN_OF_LIFE_SECONDS if asked.stream else None)
-            if not work.done() and asked.stream:
-                response = response or await self._begin_stream(request, asked)
-                with suppress(ConnectionError):
-                    await response.write(PING if dialect is _MESSAGES else _COMMENT)
-        if work.cancelled():
-            error: Exception | None = ended()
-        else:
-            error = work.exception() if isinstance(work.exception(), Exception) else None  # type: ignore[assignment]
-        if error is not None:
-            if response is None:
-                raise error
-            return await _finish(response, [dialect.error_event(_logged(error))])
-        answered = work.result()
-        if asked.stream:
-            response = response or await self._begin_stream(request, asked)
-            sent = await _finish(response, dialect.events(asked, answered))
-        else:
-            sent = web.Response(
-                body=msgspec.json.encode(dialect.body(asked, answered)),
-                content_type="application/json",
-                headers=_headers(asked),
-            )
-            with suppress(ConnectionError):
-                await sent.prepare(request)
-                await sent.write_eof()
-        exchange.delivered = exchange.delivered or not gone(request.transport)
-        return sent
-
-    async def _begin_stream(self, request: web.Request, asked: Asked) -> web.StreamResponse:
-        response = web.StreamResponse(
-            headers={
-                "Content-Type": "text/event-stream; charset=utf-8",
-                "Cache-Control": "no-cache",
-                **_headers(asked),
-            }
-        )
-        with suppress(ConnectionError):
-            await response.prepare(request)
-        return response
-
-    def _warn(self, asked: Asked) -> None:
-        """Logs what a client asks for in vain, each thing once."""
-        for name in asked.not_applied:
-            if name not in self._told:
-                self._told.add(name)
-                log.warning("an agent sends %s, which has no effect: the run's config decides how is sampled", name)
 
     async def _count_tokens(self, episode: OpenEpisode, request: web.Request) -> web.Response:
         asked = _MESSAGES.read_counted(await request.read(), Known(episode.session.limits, {}))
@@ -325,30 +222,9 @@ class Gateway:
                 finally:
                     episode.last_used = time.monotonic()
             except Exception as error:  # noqa: BLE001  every failure has to reach the client in its API's words
-                return _refused(dialect, _logged(error))
+                return _refused(dialect, logged(error))
 
         return guarded
-
-
-def _logged(error: Exception) -> GatewayError:
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return GatewayError(413, f"the request is too large: {error.text}", code="request_too_large")
-    refused = refusal(error)
-    if refused.status == 500:
-        log.error("a request failed", exc_info=error)
-    return refused
-
-
-async def _finish(response: web.StreamResponse, events: Iterable[bytes]) -> web.StreamResponse:
-    """Writes all that is left of a stream; a client that is gone misses it."""
-    with suppress(ConnectionError):
-        await response.write(b"".join(events))
-        await response.write_eof()
-    return response
-
-
-def _headers(asked: Asked) -> dict[str, str]:
-    return {"x-agentrl-not-applied": ", ".join(asked.not_applied)} if asked.not_applied else {}
 
 
 def _key(request: web.Request) -> bytes:

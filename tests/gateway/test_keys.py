@@ -33,7 +33,7 @@ async def test_a_wrong_key_opens_nothing(chat_format: ChatFormat, path: str, key
     async with episode(chat_format, turns(chat_format, "4")) as client:
         if key == "{wrong}":
             key = f"Bearer {client.session.api_key[:-1]}{'a' if client.session.api_key[-1] != 'a' else 'b'}"
-        response = await client.http.post(path, json=BODY, headers={"Authorization": key.encode("latin-1")})
+        response = await client.http.post(path, json=BODY, headers=[(b"Authorization", key.encode("latin-1"))])
         assert response.status_code == 401
         assert "opens no running episode" in response.text
         assert client.engine.requests == []

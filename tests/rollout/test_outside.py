@@ -218,7 +218,7 @@ async def test_opening_takes_the_key_of_the_gateway(
     monkeypatch.setenv("AGENTRL_GATEWAY_KEY", "secret")
     async with outside(tmp_path, chat_format) as there:
         for key in ("", "Bearer wrong", "Bearer \xe4"):
-            headers = {"Authorization": key.encode("latin-1")}
+            headers = [(b"Authorization", key.encode("latin-1"))]
             assert (await there.http.post("/agentrl/episodes", headers=headers)).status_code == 401
         response = await there.http.post("/agentrl/episodes", headers={"x-api-key": "secret"})
         assert response.status_code == 201
