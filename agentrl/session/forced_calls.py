@@ -108,9 +108,9 @@ class CallFrame:
             value = json.loads(text)
         except ValueError:
             return None
-        if not isinstance(value, dict):
-            return None
-        return ToolCall(value[self.name_key], value[self.arguments_key]) if self.name_key else ToolCall(name, value)
+        if self.name_key and isinstance(value, dict):
+            name, value = value.get(self.name_key), value.get(self.arguments_key)
+        return ToolCall(name, value) if isinstance(name, str) and isinstance(value, dict) else None
 
 
 def _with_own_definitions(schema: Any, prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:

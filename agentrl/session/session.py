@@ -227,7 +227,7 @@ class Session:
     def _call_ends(self) -> tuple[str, ...]:
         """The text that closes a tool call, where the model has a mark for that."""
         frame = self._format.call_frame
-        mark = frame.after.rpartition("\n")[2].strip() if frame is not None else ""
+        mark = frame.after.strip().partition("\n")[0] if frame is not None else ""
         return (mark,) if mark.startswith(("<", "[")) and len(mark) > 1 else ()
 
     def _ended_by(self, sampled: list[int], stop: Sequence[str]) -> str:
