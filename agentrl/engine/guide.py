@@ -32,18 +32,17 @@ class Guide:
 
     Args:
         matcher: of llguidance, before the first token.
-        vocabulary: uint8 `[W]`, a bit for each token of the model, the lowest bit first.
+        texts, stops: uint8 `[W]`, a bit for each token that a value may consist of, and that ends it; the lowest bit is
+            the first token's.
 
     Attributes:
         allowed: the same, for each token that may come next.
     """
 
-    def __init__(self, matcher: Any, vocabulary: np.ndarray, stop_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, matcher: Any, texts: np.ndarray, stops: np.ndarray) -> None:
         self._matcher = matcher
-        stops = np.zeros(8 * len(vocabulary), bool)
-        stops[[token_id for token_id in stop_token_ids if 0 <= token_id < len(stops)]] = True
-        self._stops = _packed(stops) & vocabulary
-        self._texts = vocabulary & ~self._stops
+        self._texts = texts & ~stops
+        self._stops = stops
         self.allowed = self._next()
 
     def accept(self, token_id: int) -> None:
@@ -56,7 +55,7 @@ class Guide:
         self.allowed = self._next()
 
     def _next(self) -> np.ndarray:
-        allowed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8) & self._texts
+        allowed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(self._texts)] & self._texts
         if self._matcher.is_error():
             raise GuideError(f"the JSON schema can't guide this answer on: {self._matcher.get_error()}")
         if self._matcher.is_accepting():
@@ -67,8 +66,8 @@ class Guide:
 
 
 class Guides:
-    """Makes guides for the requests of an engine, in a thread of its own: a large schema holds up neither the event loop
-    nor the batch. What schemas compile to is kept for the latest of them.
+    """Makes guides for the requests of an engine, in a thread of its own: a large schema holds up neither the event
+    loop nor the batch. What schemas compile to is kept for the latest of them.
 
     Args:
         tokenizer: transformers' tokenizer of the model.
@@ -77,9 +76,9 @@ class Guides:
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:
         self._hf_tokenizer = tokenizer
-        self._tokens = vocabulary
+        self._vocabulary = vocabulary
         self._tokenizer: Any = None
-        self._vocabulary = np.zeros(0, np.uint8)
+        self._texts = np.zeros(0, np.uint8)
         self._compiled: OrderedDict[str, Any] = OrderedDict()
         self._awaited: set[str] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guides")
@@ -112,15 +111,21 @@ class Guides:
             if len(self._compiled) > _MOST_SCHEMAS:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(schema)
-        return Guide(self._compiled[schema].deep_copy(), self._vocabulary, request.stop_token_ids)
+        stops = [token_id for token_id in request.stop_token_ids if 0 <= token_id < self._vocabulary]
+        return Guide(self._compiled[schema].deep_copy(), self._texts, self._bits(stops))
+
+    def _bits(self, token_ids: list[int] | slice) -> np.ndarray:
+        flags = np.zeros(self._tokenizer.vocab_size, bool)
+        flags[token_ids] = True
+        return np.packbits(flags, bitorder="little")
 
     def _compile(self, schema: str) -> Any:
         from llguidance import LLMatcher
 
         if self._tokenizer is None:
-            self._tokenizer = _tokenizer(self._hf_tokenizer, self._tokens)
-            width = -(-self._tokenizer.vocab_size // 32) * 32
-            self._vocabulary = _packed(np.arange(width) < self._tokens)
+            self._tokenizer = _tokenizer(self._hf_tokenizer, self._vocabulary)
+            # llguidance takes its own end for a part of the value, where it may end.
+            self._texts = self._bits(slice(self._vocabulary)) & ~self._bits([self._tokenizer.eos_token])
         try:
             grammar = LLMatcher.grammar_from_json_schema({**json.loads(schema), "x-guidance": _WRITING})
         except ValueError as error:  # nested too deeply
@@ -142,7 +147,3 @@ def _tokenizer(tokenizer: Any, vocabulary: int) -> Any:
         return from_tokenizer(tokenizer, max(vocabulary, len(tokenizer)), end)
     except ValueError as error:
         raise GuideError(f"llguidance can't read the model's tokenizer: {error}") from error
-
-
-def _packed(flags: np.ndarray) -> np.ndarray:
-    return np.packbits(flags, bitorder="little")
