@@ -7,6 +7,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ _WRITING = {
     "key_separator": ": ?",
 }
 _MOST_SCHEMAS = 64
+_MOST_DIGITS = 15
+_SMALLEST, _LARGEST = Decimal("0.000001"), 10**15
 
 
 class Guide:
@@ -57,7 +60,7 @@ class Guide:
     def _next(self) -> np.ndarray:
         allowed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(self._texts)] & self._texts
         if self._matcher.is_error():
-            raise GuideError(f"the JSON schema can't guide this answer on: {self._matcher.get_error()}")
+            raise GuideError(f"the JSON schema can't guide this answer on: {_reason(self._matcher)}")
         if self._matcher.is_accepting():
             allowed |= self._stops
         if not allowed.any():
@@ -120,20 +123,47 @@ class Guides:
         return np.packbits(flags, bitorder="little")
 
     def _compile(self, schema: str) -> Any:
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         if self._tokenizer is None:
             self._tokenizer = _tokenizer(self._hf_tokenizer, self._vocabulary)
             # llguidance takes its own end for a part of the value, where it may end.
             self._texts = self._bits(slice(self._vocabulary)) & ~self._bits([self._tokenizer.eos_token])
         try:
-            grammar = LLMatcher.grammar_from_json_schema({**json.loads(schema), "x-guidance": _WRITING})
+            read = json.loads(schema, parse_int=_integer, parse_float=_fraction)
+            grammar = LLMatcher.grammar_from_json_schema({**read, "x-guidance": _WRITING})
         except ValueError as error:  # nested too deeply
             raise GuideError(f"the JSON schema is not supported: {error}") from error
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
         if matcher.is_error():
-            raise GuideError(f"the JSON schema is not supported: {matcher.get_error()}")
+            raise GuideError(f"the JSON schema is not supported: {_reason(matcher)}")
         return matcher
+
+
+def _reason(matcher: Any) -> str:
+    return matcher.get_error().replace("<non-verbose/>", "").strip()
+
+
+def _integer(text: str) -> int:
+    _check_number(text)
+    return int(text)
+
+
+def _fraction(text: str) -> float:
+    _check_number(text)
+    return float(text)
+
+
+def _check_number(text: str) -> None:
+    """Refuses numbers that llguidance takes for others: it rounds long, large and small ones, and the least integer of
+    64 bits crashes its process."""
+    number = Decimal(text)
+    exact = len(number.normalize().as_tuple().digits) <= _MOST_DIGITS
+    if number and not (exact and _SMALLEST <= abs(number) <= _LARGEST):
+        raise GuideError(
+            f"the JSON schema is not supported: {text:.40} is not kept exactly. Use numbers of at most {_MOST_DIGITS} "
+            f"digits, up to {_LARGEST} and down to {_SMALLEST}"
+        )
 
 
 def _tokenizer(tokenizer: Any, vocabulary: int) -> Any:

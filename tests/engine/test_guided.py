@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def start(model: Any, tokenizer: Any, start_engine: Fixture) -> Callable[..., An
     """`async with start(max_batch_size=8) as engine`: an engine with model and tokenizer."""
 
     @asynccontextmanager
-    async def begin(own: Any = model, **options: Any) -> Any:
+    async def begin(own: Any = model, **options: Any) -> AsyncIterator[Any]:
         options = {"max_batch_size": 16, "max_model_len": 512, "tokenizer": tokenizer, **options}
         async with start_engine(own, **options) as engine:
             yield engine
@@ -303,7 +303,11 @@ def test_a_model_with_more_tokens_than_its_tokenizer(start: Fixture, ask: Fixtur
         ('{"type": "integer", "minimum": 5, "maximum": 3}', "minimum"),
         ('{"type": "string", "pattern": "("}', "unclosed group"),
         ('{"items": ' * 500 + "{}" + "}" * 500, "recursion"),
-        ('{"maximum": 1e999}', "supported"),
+        ('{"maximum": 1e999}', "1e999 is not kept exactly"),
+        ('{"enum": [-9223372036854775808]}', "not kept exactly"),
+        ('{"enum": [123456789.123456789]}', "not kept exactly"),
+        ('{"minimum": 1e-9}', "not kept exactly"),
+        ('{"$ref": "#"}', "can't guide"),
     ],
 )
 def test_a_bad_schema_is_refused_with_the_reason_and_the_others_go_on(
@@ -411,9 +415,14 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
             st.integers(0, 3),
             st.integers(0, 3),
         ),
-        st.lists(st.text(max_size=5) | st.integers() | st.none(), min_size=1, max_size=4).map(
-            lambda values: {"enum": values}
-        ),
+        st.lists(
+            st.text(max_size=5)
+            | st.integers(-(10**15), 10**15)
+            | st.decimals(-1000, 1000, places=5).map(float)
+            | st.none(),
+            min_size=1,
+            max_size=4,
+        ).map(lambda values: {"enum": values}),
     )
 
     def containers(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
