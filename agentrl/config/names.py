@@ -122,6 +122,7 @@ ENGINE_ARGUMENTS = {
         **dict.fromkeys(("weight_transfer_config", "worker_extension_cls"), "weights.transport"),
         "logprobs_mode": "agentrl's own need: log-probs of the distribution sampled from",
         "generation_config": "agentrl's own need: sampling as the config says",
+        "structured_outputs_config": "agentrl's own need: guided answers that end with their request's stop tokens",
         "disable_log_stats": "agentrl's own need: its counters",
     },
     "sglang": {
@@ -139,6 +140,7 @@ ENGINE_ARGUMENTS = {
         "weight_version": "nothing: versions are the trainer's",
         "skip_tokenizer_init": "nothing: rollout.stop needs the tokenizer",
         "allow_auto_truncate": "rollout.max_model_len",
+        "constrained_json_disable_any_whitespace": "nothing: guided answers must not fill with whitespace",
     },
 }
 """Arguments of an engine that agentrl gives itself, by engine, and what says them."""

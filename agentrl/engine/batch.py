@@ -11,7 +11,7 @@ import torch
 from agentrl.engine.attention import Prompt, StepLayout
 from agentrl.engine.kv_cache import KVCache
 from agentrl.engine.prefix_cache import PrefixCache
-from agentrl.engine.sampling import sample
+from agentrl.engine.sampling import restricted, sample
 from agentrl.engine.sequence import Sequence
 from agentrl.record.protocols import FinishReason
 
@@ -178,6 +178,9 @@ class ContinuousBatch:
             use_cache=False,
             step_layout=layout,
         ).logits[0]
+        allowed = {row: s.guide.allowed for row, s in enumerate(self.running) if s.guide is not None}
+        if allowed:
+            logits = restricted(logits, allowed)
         tokens, logprobs = sample(logits, [s.request for s in self.running], [s.next_uniform() for s in self.running])
         return tokens.tolist(), logprobs.tolist()
 

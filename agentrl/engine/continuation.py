@@ -44,7 +44,8 @@ async def continued(
     aborted: Callable[[], bool],
     completes_stop: Callable[[int], bool] | None = None,
 ) -> GenerateResult:
-    """Samples a whole answer: after an interruption from where it was left, with what remains of its budget.
+    """Samples a whole answer: after an interruption from where it was left, with what remains of its budget; from its
+    beginning, if a JSON schema guides it.
 
     Args:
         sample: asks the engine. The prompts of later parts end with what was sampled so far; they keep the seed.
@@ -80,6 +81,9 @@ async def continued(
         await ready()
         if aborted():
             return _joined(request, parts, "abort")
+        if request.json_schema:
+            # The engine's place in the schema went with the part: it would begin another value after half of this one.
+            parts, left = [], request.max_tokens
 
 
 async def either(event: asyncio.Event, other: asyncio.Event) -> None:

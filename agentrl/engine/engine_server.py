@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from agentrl.record import EngineDied, EngineError
+from agentrl.record import AgentRLError, EngineDied, EngineError
 
 
 class EngineServer:
@@ -26,8 +26,18 @@ class EngineServer:
             connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=aiohttp.ClientTimeout(total=None)
         )
 
-    async def call(self, path: str, body: dict[str, Any] | None = None, *, seconds: float | None = None) -> str:
+    async def call(
+        self,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        seconds: float | None = None,
+        refusal: type[AgentRLError] = EngineError,
+    ) -> str:
         """Posts a body, or gets where there is none; returns the answer's text.
+
+        Args:
+            refusal: what it means if the server finds fault with the body (status 400).
 
         Raises:
             EngineDied: nobody is there.
@@ -48,14 +58,23 @@ class EngineServer:
             raise EngineError(f"{where}: {type(error).__name__}: {error}") from error
         if response.status == 404 and self._not_found:
             raise EngineError(f"{self.url} has no {path.partition('?')[0]}: {self._not_found}")
-        if response.status >= 400:
+        if response.status == 400:
+            raise refusal(f"{where} answered 400: {text:.500}")
+        if response.status > 400:
             raise EngineError(f"{where} answered {response.status}: {text:.500}")
         return text
 
-    async def json(self, path: str, body: dict[str, Any] | None = None, *, seconds: float | None = None) -> Any:
+    async def json(
+        self,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        seconds: float | None = None,
+        refusal: type[AgentRLError] = EngineError,
+    ) -> Any:
         """The same, for answers that are JSON objects; none is an empty one. One that says `success: false` is an error
         too."""
-        text = await self.call(path, body, seconds=seconds)
+        text = await self.call(path, body, seconds=seconds, refusal=refusal)
         try:
             answer = json.loads(text) if text else {}
         except ValueError as error:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
+
+from agentrl.device import get_device
+
+log = logging.getLogger(__name__)
 
 _FIRST_LENGTH = 256
 _STEP = 64
@@ -22,6 +27,20 @@ def token_bytes(config: Any, dtype: torch.dtype) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return 2 * config.num_hidden_layers * heads * head_dim * dtype.itemsize
+
+
+def default_tokens(model: Any, max_batch_size: int, max_model_len: int) -> int:
+    """What `rollout.kv_cache_tokens` is where nobody says: room for the sequences and as much again for reuse, or what
+    part of the free memory holds."""
+    free = get_device(model.device.type).free_memory(model.device.index or 0)
+    wanted, affordable = 2 * max_batch_size * max_model_len, affordable_tokens(model.config, model.dtype, free)
+    tokens = max(max_model_len, min(wanted, affordable))
+    log.info(
+        "kv_cache_tokens is %d: %d sequences of %d tokens need %d for themselves and as many for reuse, "
+        "and %.0f%% of the %.1f GiB free on %s hold %d",
+        *(tokens, max_batch_size, max_model_len, wanted // 2, 100 * FREE_SHARE, free / 2**30, model.device, affordable),
+    )
+    return tokens
 
 
 class KVCache:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from agentrl.record import EngineError
+import json
+
+from agentrl.record import EngineError, GuideError
 from agentrl.record.protocols import GenerateRequest
 
 
 def check_request(request: GenerateRequest, *, version: int, max_model_len: int, vocabulary: int) -> None:
-    """Raises EngineError for a request that an engine with these weights and limits can't serve."""
+    """Raises EngineError for a request that an engine with these weights and limits can't serve.
+
+    GuideError is for one whose JSON schema is none.
+    """
     ids = request.token_ids
     if request.min_version > version:
         raise EngineError(f"asked for version {request.min_version}, but the engine is at {version}")
@@ -30,3 +35,18 @@ def check_request(request: GenerateRequest, *, version: int, max_model_len: int,
         raise EngineError(f"val.top_k is {request.top_k}: use a positive number, or -1 (all tokens)")
     if not all(request.stop):
         raise EngineError("one of the stop texts is empty: every turn would end at once")
+    if request.json_schema:
+        _check_guided(request)
+
+
+def _check_guided(request: GenerateRequest) -> None:
+    try:
+        schema = json.loads(request.json_schema)
+    except (ValueError, RecursionError) as error:
+        raise GuideError(f"the JSON schema is not JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise GuideError(f"the JSON schema is {request.json_schema:.60}: use an object, such as {{}} for any value")
+    if not request.stop_token_ids:
+        raise EngineError("json_schema without stop_token_ids: ask for the token that ends the turn after the value")
+    if request.stop:
+        raise EngineError(f"json_schema with the stop texts {request.stop}: they would cut the value, ask without them")

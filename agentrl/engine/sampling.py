@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch.nn.functional import pad
 
@@ -43,6 +44,21 @@ def sample(
         tokens = torch.where(greedy, logits.argmax(dim=-1), tokens)
         logprobs = logprobs.masked_fill(greedy, 0.0)
     return tokens, logprobs
+
+
+def restricted(logits: torch.Tensor, allowed: Mapping[int, np.ndarray]) -> torch.Tensor:
+    """Logits `[N, V]` with -inf for the tokens that a row may not go on with.
+
+    Args:
+        allowed: by row, a bit for each token that it may, as uint8 with the lowest bit first: `Guide.allowed`.
+    """
+    device = logits.device
+    rows = torch.tensor(list(allowed), device=device)
+    # Unpacked where the logits are: a bit a token is little to send to a device.
+    packed = torch.from_numpy(np.stack(list(allowed.values()))).to(device)
+    places = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=device)
+    flags = (packed[:, :, None] & places).flatten(1)[:, : logits.shape[-1]] != 0
+    return logits.index_copy(0, rows, logits[rows].masked_fill(~flags, -torch.inf))
 
 
 def truncated(logits: torch.Tensor, requests: Sequence[GenerateRequest]) -> torch.Tensor:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from agentrl.engine.guide import Guide
 from agentrl.engine.stop_text import StopText
+from agentrl.record import GuideError
 from agentrl.record.protocols import FinishReason, GenerateRequest, GenerateResult
 
 
@@ -15,14 +17,20 @@ class Sequence:
     """The state of one request: its tokens so far, and under which policy version each was sampled.
 
     Args:
-        deliver: called once with the result.
+        deliver: called once with the result, or with why there is none.
         stop_text: what looks for the request's stop texts, if it has any.
+        guide: says which tokens may come, if the request has a JSON schema.
     """
 
     def __init__(
-        self, request: GenerateRequest, deliver: Callable[[GenerateResult], None], stop_text: StopText | None = None
+        self,
+        request: GenerateRequest,
+        deliver: Callable[[GenerateResult | GuideError], None],
+        stop_text: StopText | None = None,
+        guide: Guide | None = None,
     ) -> None:
         self.request = request
+        self.guide = guide
         self.token_ids: list[int] = request.token_ids.tolist()
         self.logprobs: list[float] = []
         self.versions: list[int] = []
@@ -31,6 +39,7 @@ class Sequence:
         self._prompt_length = len(self.token_ids)
         self._random = random.Random(request.seed)
         self._deliver = deliver
+        self._failure: GuideError | None = None
 
     @property
     def length(self) -> int:
@@ -52,10 +61,19 @@ class Sequence:
             return "stop"
         if len(self.versions) >= self.request.max_tokens:
             return "length"
+        if self.guide is not None:
+            try:
+                self.guide.accept(token_id)
+            except GuideError as error:
+                self._failure = error
+                return "abort"
         return None
 
     def finish(self, reason: FinishReason) -> None:
         """Delivers what was sampled."""
+        if self._failure is not None:
+            self._deliver(self._failure)
+            return
         self._deliver(
             GenerateResult(
                 self.request.request_id,

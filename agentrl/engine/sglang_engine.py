@@ -19,7 +19,7 @@ from agentrl.engine.continuation import Part, continued, either
 from agentrl.engine.request_checks import check_request
 from agentrl.engine.sglang_server import ANSWER_SECONDS, SglangServer, check_server, healthy, start_server
 from agentrl.engine.stop_text import Decode, StopText, load_decode
-from agentrl.record import EngineDied, EngineError, WeightTransferError
+from agentrl.record import EngineDied, EngineError, GuideError, WeightTransferError
 from agentrl.record.protocols import Bucket, EngineStats, GenerateRequest, GenerateResult, PauseMode, WeightGroup
 from agentrl.weights.bucket import checksum
 from agentrl.weights.sources import BucketSource
@@ -264,7 +264,10 @@ class SglangEngine:
         if ticket.aborted.is_set():
             return Part.empty()
         rid = uuid.uuid4().hex
-        call = asyncio.create_task(self._server.json("/generate", payloads.generate_payload(request, rid)))
+        # Whatever else could be wrong with a request was checked before.
+        refusal = GuideError if request.json_schema else EngineError
+        body = payloads.generate_payload(request, rid)
+        call = asyncio.create_task(self._server.json("/generate", body, refusal=refusal))
         aborted = asyncio.create_task(ticket.aborted.wait())
         try:
             await asyncio.wait((call, aborted), return_when=asyncio.FIRST_COMPLETED)

@@ -51,6 +51,7 @@ def generate_payload(request: GenerateRequest, rid: str) -> dict[str, Any]:
             "ignore_eos": not request.stop_token_ids,
             "skip_special_tokens": False,
             "no_stop_trim": True,
+            **({"json_schema": request.json_schema} if request.json_schema else {}),
         },
         "return_logprob": True,
         "stream": False,
@@ -84,8 +85,9 @@ def read_answer(request: GenerateRequest, answer: Any) -> Part:
     if reason == "stop" and isinstance(matched, str) and matched not in request.stop:
         raise EngineError(f"SGLang ended request {request.request_id}: {matched}")
     if reason == "stop":
-        # Otherwise it is the model's own end of sequence, which the request did not name: the answer goes on.
-        asked = isinstance(matched, str) or matched in request.stop_token_ids
+        # Otherwise it is the model's own end of sequence, which the request did not name: the answer goes on, unless it
+        # is guided. Then it is whole.
+        asked = isinstance(matched, str) or matched in request.stop_token_ids or bool(request.json_schema)
         return Part(tokens, logprobs, versions, "stop" if asked else "interrupted")
     if reason == "abort":
         return Part(tokens, logprobs, versions, "interrupted")
@@ -237,6 +239,8 @@ def server_arguments(config: RunConfig, model_path: str, index: int, *, device: 
         "random_seed": config.data.seed + index,
         "weight_version": "0",
         "log_level_http": "warning",
+        # It could go on until the budget of a guided answer is used up.
+        "constrained_json_disable_any_whitespace": True,
     }
     if rollout.kv_cache_tokens is not None:
         own["max_total_tokens"] = rollout.kv_cache_tokens + CONTEXT_MARGIN

@@ -49,15 +49,26 @@ class StopText:
         return False
 
 
-def load_decode(path: str) -> Decode | None:
-    """The text of token ids, by the tokenizer in `path`; None where there is none."""
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer in `path`; None where there is none."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
-        log.info("no tokenizer in %s, so no stop texts: %s", path, error)
+        log.info("no tokenizer in %s, so no stop texts and no JSON schemas: %s", path, error)
         return None
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes up where there are no files
         return None
+    return tokenizer
+
+
+def decode_with(tokenizer: Any) -> Decode:
+    """The text of token ids by a tokenizer, special tokens included."""
     return lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def load_decode(path: str) -> Decode | None:
+    """The text of token ids, by the tokenizer in `path`; None where there is none."""
+    tokenizer = load_tokenizer(path)
+    return None if tokenizer is None else decode_with(tokenizer)

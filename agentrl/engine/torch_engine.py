@@ -13,15 +13,15 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from agentrl.device import get_device
 from agentrl.engine.attention import ENGINE_ATTENTION
 from agentrl.engine.batch import ContinuousBatch
 from agentrl.engine.fast_modules import FastModules
-from agentrl.engine.kv_cache import FREE_SHARE, affordable_tokens
+from agentrl.engine.guide import Guides
+from agentrl.engine.kv_cache import default_tokens
 from agentrl.engine.request_checks import check_request
 from agentrl.engine.sequence import Sequence
-from agentrl.engine.stop_text import Decode, StopText, load_decode
-from agentrl.record import EngineDied, EngineError
+from agentrl.engine.stop_text import Decode, StopText, decode_with, load_tokenizer
+from agentrl.record import EngineDied, EngineError, GuideError
 from agentrl.record.protocols import Bucket, EngineStats, GenerateRequest, GenerateResult, PauseMode, WeightGroup
 from agentrl.weights.receiver import ParameterReceiver
 from agentrl.weights.sources import BucketSource
@@ -46,6 +46,8 @@ class TorchEngine:
             of the free memory, if that is less.
         kv_on_update: `keep` leaves the keys and values of older weights in use after an update.
         decode: text of token ids, special tokens included; without it requests with stop texts are refused.
+        tokenizer: transformers' tokenizer, whose texts JSON schemas are about; without it requests with a schema are
+            refused.
         version: policy version of the weights it has now.
     """
 
@@ -58,6 +60,7 @@ class TorchEngine:
         kv_cache_tokens: int | None = None,
         kv_on_update: KvOnUpdate = "recompute",
         decode: Decode | None = None,
+        tokenizer: Any = None,
         version: int = 0,
     ) -> None:
         _check_attention(model.config, max_model_len)
@@ -67,12 +70,13 @@ class TorchEngine:
                 "does not fit"
             )
         if kv_cache_tokens is None:
-            kv_cache_tokens = _default_kv_cache_tokens(model, max_batch_size, max_model_len)
+            kv_cache_tokens = default_tokens(model, max_batch_size, max_model_len)
         model.set_attn_implementation(ENGINE_ATTENTION)
         model.eval().requires_grad_(False)
         self.max_model_len = max_model_len
         self._vocabulary = int(model.get_input_embeddings().num_embeddings)
         self._decode = decode
+        self._guides = None if tokenizer is None else Guides(tokenizer, self._vocabulary)
         self._batch = ContinuousBatch(
             model,
             max_batch_size=max_batch_size,
@@ -100,9 +104,17 @@ class TorchEngine:
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         self._check(request)
+        guide = await self._guides.guide(request) if self._guides and request.json_schema else None
         future: asyncio.Future[GenerateResult] = asyncio.get_running_loop().create_future()
         stop_text = StopText(request.stop, self._decode) if request.stop and self._decode else None
-        sequence = Sequence(request, lambda result: _settle(future, future.set_result, result), stop_text)
+
+        def deliver(outcome: GenerateResult | GuideError) -> None:
+            _settle(future, future.set_exception if isinstance(outcome, GuideError) else future.set_result, outcome)
+
+        sequence = Sequence(request, deliver, stop_text, guide)
+        if request.json_schema and guide is None:
+            sequence.finish("abort")
+            return await future
         self._submit(lambda: (self._held if self._draining else self._batch.waiting).append(sequence), future)
         try:
             return await future
@@ -112,6 +124,8 @@ class TorchEngine:
             raise
 
     async def abort(self, request_ids: list[str]) -> None:
+        if self._guides is not None:
+            self._guides.abort(request_ids)
         await self._call(lambda: self._abort(request_ids))
 
     async def pause(self, mode: PauseMode = "keep") -> None:
@@ -127,6 +141,9 @@ class TorchEngine:
 
             self._submit(drain, drained)
             await drained
+
+        if mode == "abort" and self._guides is not None:
+            self._guides.abort()
 
         def pause() -> None:
             if mode == "abort":
@@ -219,11 +236,17 @@ class TorchEngine:
             self._closing = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join, 5.0)
+        if self._guides is not None:
+            self._guides.close()
 
     def _check(self, request: GenerateRequest) -> None:
+        with self._wake:
+            self._check_alive()
         check_request(request, version=self._version, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
         if request.stop and self._decode is None:
             raise EngineError(f"the engine has no tokenizer to find the stop texts {request.stop} with")
+        if request.json_schema and self._guides is None:
+            raise GuideError("the engine has no tokenizer to guide answers by a JSON schema with")
 
     def _submit(self, command: Callable[[], None], caller: asyncio.Future[Any] | None = None) -> None:
         """Hands a command to the computing thread; `caller` fails if that thread ends before it is settled."""
@@ -341,26 +364,16 @@ def load_torch_engine(
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+    tokenizer = load_tokenizer(path)
     return TorchEngine(
         model.to(device),
         max_batch_size=max_batch_size,
         max_model_len=max_model_len,
         kv_cache_tokens=kv_cache_tokens,
         kv_on_update=kv_on_update,
-        decode=load_decode(path),
+        decode=None if tokenizer is None else decode_with(tokenizer),
+        tokenizer=tokenizer,
     )
-
-
-def _default_kv_cache_tokens(model: Any, max_batch_size: int, max_model_len: int) -> int:
-    free = get_device(model.device.type).free_memory(model.device.index or 0)
-    wanted, affordable = 2 * max_batch_size * max_model_len, affordable_tokens(model.config, model.dtype, free)
-    tokens = max(max_model_len, min(wanted, affordable))
-    log.info(
-        "kv_cache_tokens is %d: %d sequences of %d tokens need %d for themselves and as many for reuse, "
-        "and %.0f%% of the %.1f GiB free on %s hold %d",
-        *(tokens, max_batch_size, max_model_len, wanted // 2, 100 * FREE_SHARE, free / 2**30, model.device, affordable),
-    )
-    return tokens
 
 
 def _check_attention(config: Any, max_model_len: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from agentrl.engine.busy_clock import BusyClock
 from agentrl.engine.request_checks import check_request
 from agentrl.engine.vllm_messages import abandon, all_sent, pack_bucket, pack_group
-from agentrl.record import EngineDied, EngineError, WeightTransferError
+from agentrl.record import EngineDied, EngineError, GuideError, WeightTransferError
 from agentrl.record.protocols import (
     Bucket,
     EngineStats,
@@ -237,12 +237,14 @@ def sampling_parameters(request: GenerateRequest) -> dict[str, Any]:
         "seed": request.seed,
         "stop": list(request.stop),
         "stop_token_ids": list(request.stop_token_ids),
-        # What ends a turn is the request's to say: the model's own end of sequence is among its stop tokens.
-        "ignore_eos": True,
+        # What ends a turn is the request's to say: the model's own end of sequence is among its stop tokens. vLLM lets
+        # a guided answer end with it in any case, and would go on without the schema.
+        "ignore_eos": not request.json_schema,
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
         "detokenize": bool(request.stop),
         "logprobs": 0,
+        **({"structured_outputs": {"json": request.json_schema}} if request.json_schema else {}),
     }
 
 
@@ -251,7 +253,10 @@ def _result_of(request: GenerateRequest, answer: VllmAnswer) -> GenerateResult:
 
     Raises:
         EngineError: a token lacks its log-prob or its version.
+        GuideError: vLLM could not follow the request's schema.
     """
+    if answer.finish_reason == "error" and request.json_schema:
+        raise GuideError(f"vLLM could not guide request {request.request_id} by its JSON schema: its log says why")
     tokens = np.asarray(answer.token_ids, np.int32)
     if len(answer.logprobs) != len(tokens):
         raise EngineError(f"vLLM reports no log-probs for request {request.request_id}")

@@ -21,7 +21,7 @@ from agentrl.engine.stop_text import load_decode
 from agentrl.engine.vllm_engine import VllmAnswer, VllmCounters, VllmEngine, sampling_parameters
 from agentrl.engine.vllm_plugin import WEIGHT_TRANSFER, WORKER_EXTENSION
 from agentrl.lora import adapter_shapes
-from agentrl.record import EngineDied, EngineError
+from agentrl.record import EngineDied, EngineError, GuideError
 from agentrl.record.protocols import GenerateRequest, PauseMode
 
 T = TypeVar("T")
@@ -46,15 +46,21 @@ class LocalVllm:
         return
 
     async def generate(self, request: GenerateRequest) -> VllmAnswer:
-        return await self._ask(self._generate(request))
+        try:
+            return await self._ask(self._generate(request))
+        except EngineError as error:
+            if request.json_schema and _found_fault(error.__cause__):
+                raise GuideError(f"vLLM does not support the JSON schema: {error.__cause__}") from error
+            raise
 
     async def _generate(self, request: GenerateRequest) -> VllmAnswer:
         from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-        parameters = SamplingParams(
-            **sampling_parameters(request), flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY
-        )
+        own = sampling_parameters(request)
+        if request.json_schema:
+            own["structured_outputs"] = StructuredOutputsParams(**own["structured_outputs"])
+        parameters = SamplingParams(**own, flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY)
         prompt = {"prompt_token_ids": request.token_ids.tolist()}
         output: Any = None
         lora = self._lora_request()
@@ -201,6 +207,13 @@ async def start_vllm_engine(config: RunConfig, model_path: str, index: int, scra
     return engine
 
 
+def _found_fault(cause: BaseException | None) -> bool:
+    """Whether vLLM refused a request for what it asks. All but its schema was checked before."""
+    from vllm.exceptions import VLLMValidationError
+
+    return isinstance(cause, VLLMValidationError | ValueError)
+
+
 def reports_versions() -> bool:
     """Whether the installed vLLM says which weights sampled a token, as releases from 0.32 on do."""
     from vllm.outputs import CompletionOutput
@@ -237,6 +250,9 @@ def _arguments(config: RunConfig, model_path: str, device: Device) -> dict[str, 
         "logprobs_mode": "processed_logprobs",
         # Not the model's own generation_config: what is sampled from is what the run's config says.
         "generation_config": "vllm",
+        # xgrammar alone lets a guided answer end with the stop tokens of its request. Whitespace could go on until the
+        # budget is used up.
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
         "seed": config.data.seed,
         "disable_log_stats": False,
     }

@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.config import RunConfig
 from agentrl.engine.engine_server import EngineServer
 from agentrl.engine.vllm_engine import VllmAnswer, VllmCounters, VllmEngine, sampling_parameters
-from agentrl.record import EngineDied, EngineError
+from agentrl.record import EngineDied, EngineError, GuideError
 from agentrl.record.protocols import GenerateRequest, PauseMode
 
 _METRICS = {
@@ -33,14 +33,14 @@ class VllmServer:
         self._unhealthy = 0
 
     async def generate(self, request: GenerateRequest) -> VllmAnswer:
-        answer = await self._post(
-            "/inference/v1/generate",
-            {
-                "request_id": request.request_id,
-                "token_ids": request.token_ids.tolist(),
-                "sampling_params": sampling_parameters(request),
-            },
-        )
+        body = {
+            "request_id": request.request_id,
+            "token_ids": request.token_ids.tolist(),
+            "sampling_params": sampling_parameters(request),
+        }
+        # Whatever else could be wrong with a request was checked before.
+        refusal = GuideError if request.json_schema else EngineError
+        answer = await self._server.json("/inference/v1/generate", body, refusal=refusal)
         try:
             (choice,) = answer["choices"]
             content = (choice.get("logprobs") or {}).get("content") or ()

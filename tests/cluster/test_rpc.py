@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from agentrl.cluster.rpc import RpcClient, RpcServer, Signatures, connected
-from agentrl.record import EngineError, PeerLost, RolloutEnded, WeightTransferError
+from agentrl.record import EngineError, GuideError, PeerLost, RolloutEnded, WeightTransferError
 from agentrl.record.errors import RemoteError
 from agentrl.record.protocols import Engine, GenerateRequest, GenerateResult, RolloutService, TrainerService
 
@@ -66,9 +66,13 @@ class Component:
             raise asyncio.CancelledError
         if kind == "own":
             raise type("SomethingElse", (Exception,), {})("in the component")
-        raise {"engine": EngineError, "ended": RolloutEnded, "weights": WeightTransferError, "value": ValueError}[kind](
-            f"{kind} failed"
-        )
+        raise {
+            "engine": EngineError,
+            "ended": RolloutEnded,
+            "weights": WeightTransferError,
+            "guide": GuideError,
+            "value": ValueError,
+        }[kind](f"{kind} failed")
 
     async def hang(self) -> None:
         self.started.set()
@@ -133,7 +137,13 @@ def test_arguments_are_bound_as_python_binds_them(address: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "error"),
-    [("engine", EngineError), ("ended", RolloutEnded), ("weights", WeightTransferError), ("value", ValueError)],
+    [
+        ("engine", EngineError),
+        ("ended", RolloutEnded),
+        ("weights", WeightTransferError),
+        ("guide", GuideError),
+        ("value", ValueError),
+    ],
 )
 def test_an_error_arrives_as_the_type_it_had(kind: str, error: type[Exception], address: str) -> None:
     async def play() -> None:

@@ -71,6 +71,7 @@ def request_of() -> Callable[..., GenerateRequest]:
         stop_texts: tuple[str, ...] = (),
         top_p: float = 1.0,
         top_k: int = -1,
+        json_schema: str = "",
     ) -> GenerateRequest:
         return GenerateRequest(
             request_id=f"r{seed}" if request_id is None else request_id,
@@ -83,6 +84,7 @@ def request_of() -> Callable[..., GenerateRequest]:
             stop=stop_texts,
             top_p=top_p,
             top_k=top_k,
+            json_schema=json_schema,
         )
 
     return build

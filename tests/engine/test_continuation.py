@@ -139,6 +139,24 @@ async def test_a_stop_text_over_two_parts_is_found(request_of: Callable[..., Gen
     assert (await engine.answer(request)).finish_reason == "stop"
 
 
+@asynchronous
+async def test_a_guided_answer_begins_anew(request_of: Callable[..., GenerateRequest]) -> None:
+    """The engine knows no more where in the schema it was: the tokens before the interruption are not of the answer."""
+    request = request_of([1, 2], seed=9, max_tokens=5, stop=(8,), json_schema="{}")
+    engine = Engine(part([5, 6], "interrupted", 1), part([], "interrupted"), part([7, 5, 8], "stop", 2))
+    result = await engine.answer(request)
+    assert (result.token_ids.tolist(), result.versions.tolist(), result.finish_reason) == ([7, 5, 8], [2] * 3, "stop")
+    assert len(result.logprobs) == 3 and engine.asked == [([1, 2], 5, 9)] * 3
+    engine = Engine(part([5, 6, 7, 5, 6], "interrupted"))
+    assert (await engine.answer(request)).finish_reason == "length"
+    engine = Engine(part([5, 8], "interrupted"))
+    assert (await engine.answer(request)).finish_reason == "stop"
+    engine = Engine(part([5], "interrupted"))
+    engine.aborted = True
+    result = await engine.answer(request)
+    assert (result.token_ids.tolist(), result.finish_reason) == ([5], "abort")
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

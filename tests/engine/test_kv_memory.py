@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from agentrl.device import Device
-from agentrl.engine.kv_cache import KVCache
+from agentrl.engine.kv_cache import KVCache, default_tokens
 from agentrl.engine.prefix_cache import PrefixCache
-from agentrl.engine.torch_engine import _default_kv_cache_tokens
 
 Fixture = Callable[..., Any]
 
@@ -197,12 +196,12 @@ def test_the_default_bound_fits_into_the_memory_of_the_models_own_device(
         async with start_engine(model, max_batch_size=3, max_model_len=100) as engine:
             return engine._batch._kv_cache_tokens
 
-    with caplog.at_level("INFO", "agentrl.engine.torch_engine"):
+    with caplog.at_level("INFO", "agentrl.engine.kv_cache"):
         assert [asyncio.run(bound(tokens)) for tokens in (10_000, 450, 30)] == [600, 450, 100]
     assert "kv_cache_tokens is 450: 3 sequences of 100 tokens need 300 for themselves and as many" in caplog.text
     assert "free on cpu hold 450" in caplog.text
     place = SimpleNamespace(config=config, dtype=model.dtype, device=torch.device("cpu", 3))
-    _default_kv_cache_tokens(place, 3, 100)
+    default_tokens(place, 3, 100)
     assert asked == [0, 0, 0, 3]
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from agentrl.engine.attention import ENGINE_ATTENTION
 from agentrl.engine.batch import ContinuousBatch
 from agentrl.engine.sequence import Sequence
+from agentrl.record import GuideError
 from agentrl.record.protocols import GenerateRequest, GenerateResult
 
 Fixture = Callable[..., Any]
@@ -55,7 +56,8 @@ class Play:
             self.step()
             assert self.batch.generated_tokens > before
 
-    def _deliver(self, result: GenerateResult) -> None:
+    def _deliver(self, result: GenerateResult | GuideError) -> None:
+        assert isinstance(result, GenerateResult)
         assert result.request_id not in self.results
         self.results[result.request_id] = result
 

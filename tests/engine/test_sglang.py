@@ -4,6 +4,7 @@ interrupts an answer, real updates, and typed errors."""
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from agentrl.engine.sglang_engine import SglangEngine
 from agentrl.engine.sglang_server import SglangServer
-from agentrl.record import EngineError
+from agentrl.record import EngineError, GuideError
 from agentrl.tiny import tiny_model_path
 from tests.support.asynchrony import asynchronous
 from tests.support.sglang_answers import RequestOf, check, eventually
@@ -45,6 +46,25 @@ async def test_a_stop_token_ends_the_turn_and_is_part_of_it(serve: Callable[...,
         result = await engine.generate(request_of([1, 2], seed=3, max_tokens=30, stop=(stop,)))
         assert result.finish_reason == "stop" and result.token_ids.tolist()[-1] == stop
         assert len(result.token_ids) == first + 1
+
+
+@asynchronous
+async def test_a_schema_goes_with_the_request_and_a_bad_one_comes_back_as_a_typed_error(
+    serve: Callable[..., Any], request_of: RequestOf
+) -> None:
+    async with serve() as (engine, server):
+        request = request_of([1, 2], max_tokens=4, stop=(EOS,), json_schema='{"type": "object"}')
+        await engine.generate(request)
+        await engine.generate(request_of([1, 2], seed=1, max_tokens=4, stop=(EOS,)))
+        guided, plain = (body["sampling_params"] for body in server.calls["/generate"])
+        assert guided["json_schema"] == request.json_schema and "json_schema" not in plain
+        server.failures["/generate"] = deque([(400, "Failed to compile json grammar: no such type"), (400, "no")])
+        with pytest.raises(GuideError, match="no such type"):
+            await engine.generate(request)
+        with pytest.raises(EngineError, match="400"):
+            await engine.generate(request_of([1, 2]))
+        with pytest.raises(GuideError, match="not JSON"):
+            await engine.generate(request_of([1, 2], stop=(EOS,), json_schema="{"))
 
 
 @asynchronous

@@ -128,6 +128,7 @@ def accepted(kind: type, body: dict[str, Any]) -> Any:
         request_of(stop_token_ids=()),
         request_of(temperature=0.0),
         request_of(top_p=0.9, top_k=20, seed=2**63 - 1),
+        request_of(json_schema='{"type": "object"}'),
     ],
 )
 def test_generate(sglang: Any, request_: GenerateRequest) -> None:
@@ -142,10 +143,25 @@ def test_generate(sglang: Any, request_: GenerateRequest) -> None:
     assert sampling.max_new_tokens == 9 and sampling.sampling_seed == request_.seed
     assert sampling.stop_token_ids == (set(request_.stop_token_ids) or None)
     assert sampling.ignore_eos == (not request_.stop_token_ids) and sampling.no_stop_trim
+    assert sampling.json_schema == (request_.json_schema or None)
     if request_.temperature == 0:
         assert sampling.top_k == 1  # greedy
     elif request_.top_k == -1:
         assert sampling.top_k > 10**6 and sampling.temperature == 0.7
+
+
+def test_a_guided_answer_is_whole_with_the_models_own_end() -> None:
+    """SGLang lets a value end with the model's own ends alone, whatever the request named."""
+    answer = {
+        "output_ids": [4, 6],
+        "meta_info": {
+            "finish_reason": {"type": "stop", "matched": 6},
+            "output_token_logprobs": [[-0.5, 4, None], [-0.5, 6, None]],
+            "weight_versions": [{"start": 0, "end": 2, "version": "3"}],
+        },
+    }
+    assert read_answer(request_of(json_schema="{}"), answer).finish_reason == "stop"
+    assert read_answer(request_of(), answer).finish_reason == "interrupted"
 
 
 def test_pauses_and_other_control(sglang: Any) -> None:
@@ -246,4 +262,4 @@ def test_all_flags_exist() -> None:
         [],
     )
     flags = [word for word in server_arguments(config, "m", 0, device="cpu", port=1) if word.startswith("--")]
-    assert len(flags) == 13 and {flag[2:].replace("-", "_") for flag in flags} <= fields
+    assert len(flags) == 14 and {flag[2:].replace("-", "_") for flag in flags} <= fields

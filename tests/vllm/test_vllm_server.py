@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -12,13 +13,15 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from agentrl.config import load_config
 from agentrl.engine.vllm_server import connect_vllm_server
-from agentrl.record import EngineDied, EngineError
+from agentrl.record import EngineDied, EngineError, GuideError
 from agentrl.record.protocols import GenerateResult, WeightReceivers
 from agentrl.tiny import tiny_model_path
 from agentrl.weights.bucket import BucketLayout
@@ -43,6 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subp
             *("--port", str(port), "--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "16"),
             *("--weight-transfer-config", '{"backend": "agentrl"}', "--logprobs-mode", "processed_logprobs"),
             *("--generation-config", "vllm", "--enable-scale-out"),
+            *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
             *("--enforce-eager", "--kv-cache-memory-bytes", "200000000"),
             *("--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192"),
         ],
@@ -134,6 +138,25 @@ def test_an_abort_ends_one_request_and_no_other(remote: Any, background: Backgro
     cut, whole = background.run(play())
     assert whole.finish_reason == "length" and len(whole.token_ids) == 400
     assert cut.finish_reason == "abort" and len(cut.token_ids) < 400
+
+
+def test_guided_answers_are_values_and_schemas_are_refused_with_the_reason(remote: Any, background: Background) -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(tiny_model_path())
+    ends = (tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.convert_tokens_to_ids("<|endoftext|>"))
+    schema = {"type": "array", "items": {"enum": ["one", 2, None]}, "minItems": 3, "maxItems": 5}
+
+    async def play() -> list[Any]:
+        wanted = {"stop_token_ids": ends, "max_tokens": 60, "json_schema": json.dumps(schema)}
+        calls = [asyncio.create_task(remote.generate(request_of(prompt(6), 830 + i, **wanted))) for i in range(6)]
+        wanted["json_schema"] = '{"type": "array", "uniqueItems": true}'
+        with pytest.raises(GuideError, match="not supported"):
+            await remote.generate(request_of(prompt(6), 840, **wanted))
+        return await asyncio.gather(*calls)
+
+    for result in background.run(play()):
+        assert result.finish_reason == "stop" and result.token_ids[-1] in ends
+        text = tokenizer.decode(result.token_ids[:-1].tolist(), clean_up_tokenization_spaces=False)
+        jsonschema.validate(json.loads(text), schema)
 
 
 def test_bad_requests_and_a_server_that_does_not_fit_are_errors(
