@@ -108,9 +108,10 @@ class CallFrame:
             value = json.loads(text)
         except ValueError:
             return None
+        called: Any = name
         if self.name_key and isinstance(value, dict):
-            name, value = value.get(self.name_key), value.get(self.arguments_key)
-        return ToolCall(name, value) if isinstance(name, str) and isinstance(value, dict) else None
+            called, value = value.get(self.name_key), value.get(self.arguments_key)
+        return ToolCall(called, value) if isinstance(called, str) and isinstance(value, dict) else None
 
 
 def _with_own_definitions(schema: Any, prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:

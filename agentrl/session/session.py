@@ -157,9 +157,11 @@ class Session:
     async def _turn(self, call: ChatCall) -> ChatAnswer:
         tools = _shown_tools(call)
         seen = normalise_messages(call.messages)
+        if call.json_schema and call.stop:
+            raise MessageError("stop: an answer by a JSON schema ends with its value: leave stop or the schema out")
         history, prompt_ids = self._prompt(seen, tools, call.hides_reasoning)
-        stop = self._stop(call.stop)
-        ends = self._call_ends() if call.one_call and tools else ()
+        stop = () if call.json_schema else self._stop(call.stop)
+        ends = self._call_ends() if call.one_call and tools and not call.json_schema else ()
         node = await self._sample(prompt_ids, call.max_tokens, (*stop, *ends), call.json_schema)
         sampled = node.token_ids.tolist()
         parsed = self._format.parse(prompt_ids, sampled, tools)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -364,3 +365,16 @@ async def test_models(chat_format: ChatFormat) -> None:
     async with episode(chat_format, turns(chat_format, "4")) as client:
         assert [model["id"] for model in (await client.http.get("/v1/models")).json()["data"]] == ["policy"]
         assert (await client.http.get("/v1/models/gpt-4o")).json()["id"] == "gpt-4o"
+
+
+@asynchronous
+async def test_a_schema_and_stop_texts_do_not_go_together(chat_format: ChatFormat) -> None:
+    limits = replace(LIMITS, stop=("!",))
+    async with episode(chat_format, turns(chat_format, "{}"), limits) as client:
+        wanted = {"type": "json_object"}
+        body = {"model": "m", "messages": [USER], "response_format": wanted}
+        assert (await client.post("/v1/chat/completions", body)).status_code == 200
+        assert client.engine.requests[0].stop == (), "those of the run hold for answers in words"
+        response = await client.post("/v1/chat/completions", {**body, "stop": "x"})
+        assert response.status_code == 400
+        assert "ends with its value" in response.json()["error"]["message"]

@@ -11,7 +11,7 @@ import httpx
 
 from agentrl.gateway import Gateway, GatewayAddress
 from agentrl.session import ChatFormat, SamplingLimits, Session
-from tests.support.scripted import Script, ScriptedEngine
+from tests.support.scripted import ScriptedEngine
 
 LIMITS = SamplingLimits(temperature=1.0, max_prompt_length=1500, max_response_length=200, max_model_len=2000)
 
@@ -54,10 +54,10 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def episode(
-    chat_format: ChatFormat, engine: ScriptedEngine | Script, limits: SamplingLimits = LIMITS, **address: Any
+    chat_format: ChatFormat, engine: Any, limits: SamplingLimits = LIMITS, **address: Any
 ) -> AsyncIterator[Client]:
-    """One episode with its key."""
-    engine = engine if isinstance(engine, ScriptedEngine) else ScriptedEngine(engine)
+    """One episode with its key. `engine` is an engine, or a script for one."""
+    engine = engine if hasattr(engine, "generate") else ScriptedEngine(engine)
     async with served(Gateway(GatewayAddress(**address), model="policy")) as gateway:
         session = Session("e", chat_format, engine, limits, door=gateway)
         headers = {"Authorization": f"Bearer {session.api_key}"}
