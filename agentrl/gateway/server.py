@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -121,7 +122,12 @@ class Gateway:
         """Serves, once somebody wants it, until cancelled."""
         try:
             await self._wanted.wait()
-            runner = web.AppRunner(self._application(), access_log=None, handle_signals=False, shutdown_timeout=1.0)
+            # What aiohttp has to say of malformed requests repeats their headers, keys included.
+            silent = logging.getLogger(f"{__name__}.http")
+            silent.setLevel(logging.CRITICAL)
+            runner = web.AppRunner(
+                self._application(), logger=silent, access_log=None, handle_signals=False, shutdown_timeout=1.0
+            )
             await runner.setup()
             try:
                 assert self._socket is not None

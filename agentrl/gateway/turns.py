@@ -107,6 +107,8 @@ def logged(error: BaseException) -> GatewayError:
     """What a client is told of a failure; of one that nobody foresaw, the log says more."""
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return GatewayError(413, f"the request is too large: {error.text}", code="request_too_large")
+    if isinstance(error, web.RequestPayloadError | ConnectionError):
+        return GatewayError(400, f"the request's body can't be read: {error}", code="invalid_body")
     refused = refusal(error)
     if refused.status == 500:
         log.error("a request failed", exc_info=error)

@@ -79,6 +79,41 @@ async def test_no_key_is_logged(chat_format: ChatFormat, caplog: pytest.LogCaptu
         assert secret not in response.text
 
 
+HEAD = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+
+
+@pytest.mark.parametrize(
+    ("rest", "status"),
+    [
+        ("Content-Length: 500\r\n\r\n{", ""),
+        ("Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nabcde", "400"),
+        ("Content-Encoding: br\r\nContent-Length: 5\r\n\r\nabcde", "400"),
+        ("Transfer-Encoding: chunked\r\n\r\nzz\r\n", "400"),
+        ("Content-Length: -5\r\n\r\n", "400"),
+        ("X: \x00\r\n\r\n", "400"),
+        ("Long: " + "x" * 9000 + "\r\n\r\n", "400"),
+    ],
+    ids=["body ends", "no gzip", "brotli", "chunks", "length", "header", "long header"],
+)
+@asynchronous
+async def test_requests_that_are_no_http_are_refused_without_a_word_in_the_log(
+    chat_format: ChatFormat, caplog: pytest.LogCaptureFixture, rest: str, status: str
+) -> None:
+    async with episode(chat_format, turns(chat_format, "4")) as client:
+        url = client.http.base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write((HEAD.format(key=client.session.api_key) + rest).encode())
+        if not status:
+            await writer.drain()
+            writer.close()
+        else:
+            assert status.encode() in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+        assert (await client.post(CHAT, BODY)).status_code == 200
+        assert caplog.text == ""
+
+
 @asynchronous
 async def test_a_request_has_a_largest_size(chat_format: ChatFormat) -> None:
     async with episode(chat_format, turns(chat_format, "4"), max_body=2000) as client:
