@@ -76,6 +76,7 @@ def conversation(episode: int, turns: int) -> bytes:
 
 async def serve_agentrl(folder: Path, sessions: int) -> None:
     """A gateway with sessions in front of a scripted engine; says in `ready` where, and which keys there are."""
+    from agentrl.cluster.process import freeze_heap
     from agentrl.config.schema import ModelConfig
     from agentrl.gateway import Gateway, GatewayAddress
     from agentrl.record.protocols import GenerateRequest, GenerateResult
@@ -91,6 +92,7 @@ async def serve_agentrl(folder: Path, sessions: int) -> None:
         async def generate(self, request: GenerateRequest) -> GenerateResult:
             return GenerateResult(request.request_id, ids, logprobs, versions, "stop")
 
+    freeze_heap()
     limits = SamplingLimits(temperature=1.0, max_prompt_length=4096, max_response_length=256, max_model_len=8192)
     gateway = Gateway(GatewayAddress(), model="policy")
     open_sessions: dict[str, Session] = {}
@@ -105,11 +107,13 @@ async def serve_agentrl(folder: Path, sessions: int) -> None:
 
 
 async def _end_finished(sessions: dict[str, Any]) -> None:
-    """Closes sessions that have had their turns, as an episode does that has ended."""
+    """Closes sessions that have had their turns, as an episode does that has ended; the last answer is sent first."""
+    finished: list[str] = []
     while True:
-        await asyncio.sleep(0.2)
-        for key in [key for key, session in sessions.items() if len(session.graph.turns) >= TURNS]:
+        await asyncio.sleep(0.5)
+        for key in finished:
             sessions.pop(key).close()
+        finished = [key for key, session in sessions.items() if len(session.graph.turns) >= TURNS]
 
 
 async def serve_upstream(folder: Path) -> None:
@@ -279,10 +283,10 @@ def measure(other: str | None, rounds: int, seconds: float) -> None:
     results: dict[str, list[dict[str, float]]] = {"agentrl": [], **({"rllm-model-gateway": []} if other else {})}
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        sessions = int(2000 * seconds / TURNS)
         for round_number in range(rounds):
             for gateway, rows in results.items():
-                for connections in (1, EPISODES):
+                for connections, most_per_s in ((1, 1200), (EPISODES, 2000)):
+                    sessions = int(most_per_s * seconds / TURNS)
                     folder = root / f"{gateway}-{round_number}-{connections}"
                     made = (
                         agentrl_gateway(folder, sessions)
