@@ -14,7 +14,8 @@ gateway after the other:
 `memory_kb_per_session` is what the process of agentrl's gateway grows by for each open session that has had its four
 turns. rllm-model-gateway passes requests on, keeping what was said: behind it answers a server on the core of `wrk`, as
 vLLM does, with token ids and log-probs and without any tokenising of its own. It stores what it has seen in memory,
-which is faster than its default. agentrl's gateway does more for each request: it renders, tokenises on top of the
+which is faster than its default. With hundreds of requests at once most of its time goes into its HTTP client's pool of
+connections, whose work for each request grows with their number. agentrl's gateway does more for each request: it renders, tokenises on top of the
 recorded tokens, parses, and builds the message graph.
 """
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import re
 import shutil
@@ -52,7 +54,11 @@ function init(args)
   for line in io.lines(args[1]) do requests[#requests + 1] = line end
 end
 function request()
-  at = at % #requests + 1
+  at = at + 1
+  if at > #requests then
+    wrk.thread:stop()
+    at = #requests
+  end
   local path, key, body = string.match(requests[at], "^(%S+)\\t(%S+)\\t(.*)$")
   return wrk.format("POST", path, {["Authorization"] = "Bearer " .. key, ["Content-Type"] = "application/json"}, body)
 end
@@ -139,12 +145,13 @@ async def serve_upstream(folder: Path) -> None:
     async def health(request: web.Request) -> web.Response:
         return web.Response(text="ok")
 
+    logging.disable()  # of connections that end with the program between two measurements
     application = web.Application()
     application.router.add_post("/v1/chat/completions", complete)
     application.router.add_get("/health", health)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=4096)
     await site.start()
     (folder / "upstream.part").write_text(str(runner.addresses[0][1]))
     (folder / "upstream.part").rename(folder / "upstream")
