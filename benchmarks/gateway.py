@@ -15,8 +15,8 @@ gateway after the other:
 turns. rllm-model-gateway passes requests on, keeping what was said: behind it answers a server on the core of `wrk`, as
 vLLM does, with token ids and log-probs and without any tokenising of its own. It stores what it has seen in memory,
 which is faster than its default. With hundreds of requests at once most of its time goes into its HTTP client's pool of
-connections, whose work for each request grows with their number. agentrl's gateway does more for each request: it renders, tokenises on top of the
-recorded tokens, parses, and builds the message graph.
+connections, whose work for each request grows with their number. agentrl's gateway does more for each request: it
+renders, tokenises on top of the recorded tokens, parses, and builds the message graph.
 """
 
 from __future__ import annotations
