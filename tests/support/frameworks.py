@@ -12,15 +12,17 @@ import numpy as np
 from agentrl.record import Branch
 from agentrl.record.protocols import GenerateRequest
 from agentrl.sdk import SyncPolicy
-from agentrl.session import ChatFormat, Session
+from agentrl.session import ChatFormat, SamplingLimits, Session
 from agentrl.session.blocking import BlockingPolicy, in_thread
-from tests.support.gateway import LIMITS, episode
+from tests.support.gateway import episode
 from tests.support.scripted import ScriptedEngine, assert_trained_as_sampled, says, turns
 
 T = TypeVar("T")
 
 QUESTION = "What is (2 + 3) * 4?"
 ANSWER = "The answer is \\boxed{20}."
+LIMITS = SamplingLimits(temperature=1.0, max_prompt_length=4000, max_response_length=400, max_model_len=4400)
+"""Wide enough for frameworks with long prompts of their own."""
 VERSION = 3
 """Of the policy, throughout."""
 
