@@ -7,7 +7,6 @@ so not trained), and nothing that is told to anybody else.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -172,8 +171,7 @@ def mini_swe_model(policy: Policy | SyncPolicy, **config: Any) -> LitellmModel:
 
 @contextmanager
 def _installed(requirement: str) -> Iterator[None]:
-    """Says what to install where an import fails. LiteLLM, on which several rest, is not to fetch its price list."""
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    """Says what to install where an import fails."""
     try:
         yield
     except ImportError as error:

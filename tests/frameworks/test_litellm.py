@@ -15,12 +15,11 @@ from agentrl.envs.math.arithmetic import CALCULATOR_SPEC, SYSTEM_PROMPT, calcula
 from agentrl.sdk import SyncPolicy
 from agentrl.session import ChatFormat, Session
 from tests.support.asynchrony import asynchronous
-from tests.support.frameworks import ANSWER, CHAIN, PARALLEL, QUESTION, blocking, play
+from tests.support.frameworks import ANSWER, CHAIN, PARALLEL, QUESTION, blocking, call, play
 
 COMMANDS = (
-    '<tool_call>\n{"name": "bash", "arguments": {"command": "echo $((5 * 4))"}}\n</tool_call>',
-    '<tool_call>\n{"name": "bash", "arguments": {"command": '
-    '"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo 20"}}\n</tool_call>',
+    call("bash", command="echo $((5 * 4))"),
+    call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo 20"),
 )
 
 

@@ -12,7 +12,7 @@ from agentrl.agents.external import pydantic_ai_model
 from agentrl.envs.math.arithmetic import SYSTEM_PROMPT, calculate
 from agentrl.session import ChatFormat, Session
 from tests.support.asynchrony import asynchronous
-from tests.support.frameworks import ANSWER, CHAIN, PARALLEL, QUESTION, calls, play
+from tests.support.frameworks import ANSWER, CHAIN, PARALLEL, QUESTION, call, calls, play
 
 
 class Result(BaseModel):
@@ -61,7 +61,7 @@ async def test_a_stream_leaves_the_same_record(chat_format: ChatFormat) -> None:
 
 @asynchronous
 async def test_an_output_tool_is_called_freely_and_so_trained(chat_format: ChatFormat) -> None:
-    texts = calls("2 + 3"), '<tool_call>\n{"name": "final_result", "arguments": {"value": 20}}\n</tool_call>'
+    texts = calls("2 + 3"), call("final_result", value=20)
     played = await play(chat_format, Solver(output_type=Result), *texts)
     assert played.answer == Result(value=20)
     assert played.trained == list(texts)

@@ -11,10 +11,9 @@ from agentrl.envs.math.arithmetic import SYSTEM_PROMPT, calculate
 from agentrl.sdk import SyncPolicy
 from agentrl.session import ChatFormat
 from tests.support.asynchrony import asynchronous
-from tests.support.frameworks import ANSWER, QUESTION, blocking, calls, play
+from tests.support.frameworks import ANSWER, QUESTION, blocking, call, calls, play
 
-FINAL = '<tool_call>\n{"name": "final_answer", "arguments": {"answer": "The answer is \\\\boxed{20}."}}\n</tool_call>'
-TEXTS = calls("2 + 3", "7 - 3"), calls("5 * 4"), FINAL
+TEXTS = calls("2 + 3", "7 - 3"), calls("5 * 4"), call("final_answer", answer=ANSWER)
 
 
 @tool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -27,12 +28,14 @@ VERSION = 3
 """Of the policy, throughout."""
 
 
+def call(tool: str, **arguments: Any) -> str:
+    """What the model says to call a tool."""
+    return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments})}\n</tool_call>"
+
+
 def calls(*expressions: str) -> str:
     """A turn that calls the calculator, once for each expression."""
-    return "\n".join(
-        f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{expression}"}}}}\n</tool_call>'
-        for expression in expressions
-    )
+    return "\n".join(call("calculator", expression=expression) for expression in expressions)
 
 
 CHAIN = (calls("2 + 3"), calls("5 * 4"), ANSWER)
