@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from agentrl.agents.external.connections import sharing_client
 from agentrl.record import AgentRLError
 from agentrl.sdk import Policy, SyncPolicy
 
@@ -47,15 +48,25 @@ episode is `rollout.episode_timeout`."""
 def openai_client(policy: Policy | SyncPolicy) -> AsyncOpenAI:
     """A client of OpenAI's SDK, for Chat Completions and Responses; `async with` closes it."""
     with _installed("openai"):
-        from openai import AsyncOpenAI
-    return AsyncOpenAI(base_url=policy.base_url, api_key=policy.api_key, timeout=TIMEOUT_SECONDS)
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+    return AsyncOpenAI(
+        base_url=policy.base_url,
+        api_key=policy.api_key,
+        timeout=TIMEOUT_SECONDS,
+        http_client=sharing_client(DefaultAsyncHttpxClient),
+    )
 
 
 def anthropic_client(policy: Policy | SyncPolicy) -> AsyncAnthropic:
     """A client of Anthropic's SDK, for Messages; `async with` closes it."""
     with _installed("anthropic"):
-        from anthropic import AsyncAnthropic
-    return AsyncAnthropic(base_url=policy.base_url, api_key=policy.api_key, timeout=TIMEOUT_SECONDS)
+        from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
+    return AsyncAnthropic(
+        base_url=policy.base_url,
+        api_key=policy.api_key,
+        timeout=TIMEOUT_SECONDS,
+        http_client=sharing_client(DefaultAsyncHttpxClient),
+    )
 
 
 def agents_sdk_model(policy: Policy | SyncPolicy) -> Model:
@@ -120,11 +131,13 @@ def autogen_client(policy: Policy | SyncPolicy) -> OpenAIChatCompletionClient:
     with _installed("autogen-ext[openai]"):
         from autogen_core.models import ModelFamily, ModelInfo
         from autogen_ext.models.openai import OpenAIChatCompletionClient
+        from openai import DefaultAsyncHttpxClient
     return OpenAIChatCompletionClient(
         model=policy.model,
         base_url=policy.base_url,
         api_key=policy.api_key,
         timeout=TIMEOUT_SECONDS,
+        http_client=sharing_client(DefaultAsyncHttpxClient),
         model_info=ModelInfo(
             vision=False,
             function_calling=True,
