@@ -107,6 +107,10 @@ def logged(error: BaseException) -> GatewayError:
     """What a client is told of a failure; of one that nobody foresaw, the log says more."""
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return GatewayError(413, f"the request is too large: {error.text}", code="request_too_large")
+    if isinstance(error, web.RequestPayloadError):
+        said = " ".join(str(error).split())
+        close = {"Connection": "close"}  # aiohttp does so: where such a body ends is not known
+        return GatewayError(400, f"the body can't be read: {said}", code="invalid_body", headers=close)
     refused = refusal(error)
     if refused.status == 500:
         log.error("a request failed", exc_info=error)
