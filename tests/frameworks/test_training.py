@@ -17,11 +17,13 @@ def test_an_agent_of_the_agents_sdk_learns_to_use_its_tool(tmp_path: Path) -> No
         f"trainer.output_dir={tmp_path}",
         "agent.loop=agents_sdk_agent:Solver",
         "trainer.total_steps=10",
-        "val.limit=64",
+        "val.limit=128",
     ]
-    with (Path("/tmp/play/trainlog")).open("w") as log:
+    with (tmp_path / "log").open("w") as log:
         result = train(FOLDER / "arithmetic.yaml", overrides, console=Console(file=log))
+    lines = (result.run_dir / "metrics.jsonl").read_text().splitlines()
+    rewards = [row["reward/mean"] for row in map(json.loads, lines) if "reward/mean" in row]
     assert result.accuracy_before is not None and result.accuracy_before <= 0.5
-    assert result.accuracy_after is not None and result.accuracy_after >= 0.85
-    rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
-    print([ (row.get("reward/mean"), row.get("elapsed")) for row in rows], result)
+    assert result.accuracy_after is not None and result.accuracy_after >= 0.75
+    assert sum(rewards[-3:]) >= sum(rewards[:3]) + 0.9
+    assert set(result.fates) <= {"trained", "cancelled"}
