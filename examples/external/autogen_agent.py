@@ -1,4 +1,7 @@
-"""An agent on AutoGen: `python examples/external/autogen_agent.py`, with `pip install autogen-agentchat autogen-ext[openai]`."""
+"""An agent on AutoGen: `python examples/external/autogen_agent.py`.
+
+With `pip install autogen-agentchat autogen-ext[openai]`.
+"""
 
 from autogen_agentchat.agents import AssistantAgent
 

@@ -1,4 +1,7 @@
-"""An agent on LangGraph: `python examples/external/langgraph_agent.py`, with `pip install langchain langchain-openai`."""
+"""An agent on LangGraph: `python examples/external/langgraph_agent.py`.
+
+With `pip install langchain langchain-openai`.
+"""
 
 from langchain.agents import create_agent
 from langchain.tools import tool

@@ -1,7 +1,7 @@
 """An agent on mini-swe-agent: `python examples/external/mini_swe_agent.py`, with `pip install mini-swe-agent`.
 
-It works in a shell, with prompts of its own: for a real model, as `model.path` in qwen3.yaml names one, and with Docker,
-since the shell does what an untrained model tells it.
+It works in a shell, by calling a tool of its own: for a real model, as `model.path` in qwen3.yaml names one, and with
+Docker, since the shell does what an untrained model tells it.
 """
 
 from typing import Any

@@ -1,4 +1,7 @@
-"""An agent on Pydantic AI: `python examples/external/pydantic_ai_agent.py`, with `pip install pydantic-ai-slim[openai]`."""
+"""An agent on Pydantic AI: `python examples/external/pydantic_ai_agent.py`.
+
+With `pip install pydantic-ai-slim[openai]`.
+"""
 
 from pydantic_ai import Agent, ModelRetry, UnexpectedModelBehavior, UsageLimitExceeded, UsageLimits
 

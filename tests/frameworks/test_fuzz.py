@@ -201,7 +201,9 @@ def mutated(draw: st.DrawFn, valid: dict[str, Any]) -> bytes:
     text = json.dumps(body).replace(f'"{DEEP}"', "[" * 20_000 + "]" * 20_000).encode()
     cut = draw(st.integers(0, len(text)))
     return draw(
-        st.sampled_from([text] * 6 + [text[:cut], text[:cut] + b"\xff\xfe" + text[cut:], text[:cut] + b"\0" + text[cut:]])
+        st.sampled_from(
+            [text] * 6 + [text[:cut], text[:cut] + b"\xff\xfe" + text[cut:], text[:cut] + b"\0" + text[cut:]]
+        )
     )
 
 

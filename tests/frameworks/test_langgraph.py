@@ -34,7 +34,8 @@ async def solve(session: Session) -> str:
 
 async def stream(session: Session) -> str:
     chunks = [
-        chunk async for chunk, about in agent(session).astream(GIVEN, stream_mode="messages")
+        chunk
+        async for chunk, about in agent(session).astream(GIVEN, stream_mode="messages")
         if about["langgraph_node"] == "model"
     ]
     last = chunks[-1].id

@@ -36,9 +36,9 @@ def solver(*, streams: bool) -> Any:
             messages.append(message.model_dump())
             if not message.tool_calls:
                 return message.content
-            for call in message.tool_calls:
-                result = calculate(json.loads(call.function.arguments)["expression"])
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+            for made in message.tool_calls:
+                result = calculate(json.loads(made.function.arguments)["expression"])
+                messages.append({"role": "tool", "tool_call_id": made.id, "content": result})
 
     return run
 

@@ -25,7 +25,7 @@ async def test_refusals_are_the_sdks_own_exceptions(chat_format: ChatFormat) -> 
         with pytest.raises(openai.BadRequestError, match="logit_bias is not supported here") as refused:
             await own.chat.completions.create(**REQUEST, logit_bias={"1": 5})
         assert (refused.value.code, refused.value.param) == ("unsupported", "logit_bias")
-        with pytest.raises(openai.BadRequestError, match="the prompt has .* tokens") as refused:
+        with pytest.raises(openai.BadRequestError, match="the prompt has") as refused:
             await own.responses.create(model="any", input="2 " * 2000)
         assert refused.value.code == "context_length_exceeded"
         with pytest.raises(openai.AuthenticationError, match="this key opens no running episode"):
