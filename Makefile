@@ -1,10 +1,11 @@
-# make demo | test | test-full | test-vllm | test-vllm-0.31 | parity | lint. Each sets up .venv first; nothing outside this folder is touched.
+# make demo | test | test-full | test-frameworks | test-vllm | test-vllm-0.31 | parity | lint. Each sets up its own
+# environment first; nothing outside this folder is touched.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-full test-vllm test-vllm-0.31 parity lint clean
+.PHONY: demo test test-full test-frameworks test-vllm test-vllm-0.31 parity lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/agentrl train examples/math.yaml
@@ -16,6 +17,18 @@ test: $(VENV)/.installed-dev
 # The longer tests on top: whole trainings to their accuracy, random schedules at length.
 test-full: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m full --timeout 900
+
+# Agents of other frameworks, the real packages, in an environment of their own: whatever is new is to work as well.
+test-frameworks: $(VENV)-frameworks/.installed
+	OMP_NUM_THREADS=1 $(VENV)-frameworks/bin/pytest -q tests/frameworks
+
+$(VENV)-frameworks/.installed: pyproject.toml Makefile
+	test -x $(VENV)-frameworks/bin/python || $(PYTHON) -m venv $(VENV)-frameworks
+	$(VENV)-frameworks/bin/pip install --quiet --disable-pip-version-check -e '.[math]' \
+	  pytest pytest-timeout hypothesis schemathesis 'openai>=2' 'anthropic>=0.70' 'openai-agents>=0.3' \
+	  'langchain>=1' 'langchain-openai>=1' 'smolagents[openai]>=1.22' 'pydantic-ai-slim[openai,anthropic]>=2' \
+	  'autogen-agentchat>=0.7' 'autogen-ext[openai]>=0.7' 'dspy>=3' 'litellm>=1.80' 'mini-swe-agent>=2'
+	touch $@
 
 # vLLM itself on this CPU, in an environment of its own; SGLang as far as it goes without a GPU.
 test-vllm: $(VENV)-vllm/.installed
@@ -70,4 +83,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-parity $(VENV)-vllm $(VENV)-vllm-0.31 build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-parity $(VENV)-frameworks $(VENV)-vllm $(VENV)-vllm-0.31 build *.egg-info .pytest_cache .ruff_cache .hypothesis

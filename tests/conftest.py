@@ -10,10 +10,11 @@ from agentrl.config.schema import ModelConfig
 from agentrl.session import ChatFormat
 from agentrl.tiny import tiny_model_path
 
-collect_ignore = [folder for folder, package in (("parity", "verl"), ("vllm", "vllm")) if not find_spec(package)]
+_NEEDED = {"parity": "verl", "vllm": "vllm", "frameworks": "pydantic_ai"}
+collect_ignore = [folder for folder, package in _NEEDED.items() if not find_spec(package)]
 if not find_spec("sglang"):
     collect_ignore.append("engine/test_sglang_contract.py")
-"""`make parity` and `make test-vllm` run those tests where verl and vLLM are installed."""
+"""`make parity`, `make test-vllm` and `make test-frameworks` run those tests where the packages are installed."""
 
 
 @pytest.fixture(scope="session")

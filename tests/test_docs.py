@@ -53,7 +53,7 @@ def test_keys_named_in_the_text_exist(page: Path) -> None:
             assert explain(key), f"{page.name} names {key}"
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_loads(example: Path) -> None:
     load_config(example)
 

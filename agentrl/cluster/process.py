@@ -85,6 +85,7 @@ async def run_rollout(spec: RunSpec, role: str) -> None:
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(RpcServer(spec.address(role), worker, RolloutService).serve())
+            tasks.create_task(worker.gateway.run())
             tasks.create_task(worker.run())
             tasks.create_task(worker.watch())
 

@@ -306,13 +306,20 @@ def _add(turn: Message, kind: str, item: Mapping[str, Any]) -> None:
     if kind == "message":
         turn["content"] = item.get("content")
     elif kind == "reasoning":
-        parts = [part for name in ("content", "summary") for part in item.get(name) or () if isinstance(part, Mapping)]
+        parts = [part for name in ("content", "summary") for part in _parts(item, name)]
         turn["reasoning_content"] = "".join(str(part.get("text", "")) for part in parts)
     else:
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         turn.setdefault("tool_calls", []).append(
             {"type": "function", "id": item.get("call_id") or item.get("id"), "function": function}
         )
+
+
+def _parts(item: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    given = item.get(name) or []
+    if not isinstance(given, list) or not all(isinstance(part, dict) for part in given):
+        raise GatewayError(400, f"{name} of a reasoning item is {given!r}: use a list of parts", param="input")
+    return given
 
 
 def _items(asked: Asked, answered: Answered) -> list[dict[str, Any]]:

@@ -108,7 +108,9 @@ def logged(error: BaseException) -> GatewayError:
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return GatewayError(413, f"the request is too large: {error.text}", code="request_too_large")
     if isinstance(error, web.RequestPayloadError | ConnectionError):
-        return GatewayError(400, f"the request's body can't be read: {error}", code="invalid_body")
+        said = " ".join(str(error).split())
+        close = {"Connection": "close"}  # aiohttp does so: where such a body ends is not known
+        return GatewayError(400, f"the request's body can't be read: {said}", code="invalid_body", headers=close)
     refused = refusal(error)
     if refused.status == 500:
         log.error("a request failed", exc_info=error)

@@ -59,7 +59,8 @@ class RolloutWorker:
         reconnect: told the name of an engine whose process was started anew.
 
     Attributes:
-        gateway: where agents of other frameworks reach their episodes.
+        gateway: where agents of other frameworks reach their episodes. It has to run beside the worker, and longer:
+            held-out tasks are played when the training episodes have ended.
     """
 
     def __init__(
@@ -132,18 +133,12 @@ class RolloutWorker:
         """
         self._dispatching = dispatching = asyncio.ensure_future(self._dispatcher.run())
         dispatching.add_done_callback(lambda _: self._changed.notify())
-        serving = asyncio.ensure_future(self.gateway.run())
-        serving.add_done_callback(lambda _: self._changed.notify())
 
         def failed() -> bool:
             return dispatching.done() and not dispatching.cancelled() and dispatching.exception() is not None
 
         try:
-            await self._changed.wait_until(
-                lambda: bool(self._ended) or failed() or not self._router.alive or serving.done()
-            )
-            if serving.done():
-                serving.result()
+            await self._changed.wait_until(lambda: bool(self._ended) or failed() or not self._router.alive)
             if failed():
                 failures = leaves(dispatching.exception())
                 self._problem = next((str(error) for error in failures if isinstance(error, NoProgress)), "")
@@ -157,8 +152,6 @@ class RolloutWorker:
                 raise EngineError("no engine is left to serve the episodes")
         finally:
             await self.stop()
-            serving.cancel()
-            await asyncio.wait({serving})
 
     async def watch(self) -> None:
         """Logs what has been waited for for long, until cancelled."""

@@ -124,6 +124,7 @@ async def test_a_schema_and_logprobs(chat_format: ChatFormat) -> None:
         ({"previous_response_id": "resp_1"}, "no response 'resp_1'"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference' can't be shown"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "only text is supported"),
+        ({"input": [{"type": "reasoning", "summary": True}]}, "summary of a reasoning item is True: use a list"),
         ({"input": []}, "messages is empty"),
         ({"include": ["file_search_call.results"]}, "include is not supported"),
         ({"max_output_tokens": 0}, "Expected `int` >= 1"),

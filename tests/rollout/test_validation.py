@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from agentrl import AgentLoop, EnvError, Policy, Reward, Task
@@ -117,3 +118,27 @@ async def test_without_held_out_tasks_nothing_is_played(tmp_path: Path, chat_for
     engine = ScriptedEngine(turns(chat_format, "1"))
     report = await build_worker(rollout_config(tmp_path), chat_format, engine).validate()
     assert (report.episodes, engine.requests) == (0, [])
+
+
+class OverHttp(AgentLoop):
+    """Asks through the gateway, as agents of other frameworks do."""
+
+    async def run(self, task: Task, policy: Policy) -> float:
+        body = {"model": policy.model, "messages": task.messages()}
+        headers = {"Authorization": f"Bearer {policy.api_key}"}
+        async with httpx.AsyncClient(base_url=policy.base_url, headers=headers) as http:
+            response = await http.post("/chat/completions", json=body)
+        return float(response.raise_for_status().json()["choices"][0]["message"]["content"])
+
+
+@asynchronous
+async def test_agents_reach_the_gateway_when_the_training_episodes_have_ended(
+    tmp_path: Path, chat_format: ChatFormat
+) -> None:
+    config = rollout_config(tmp_path, f"data.val={write_tasks(tmp_path / 'val.jsonl', 4)}")
+    worker = build_worker(config, chat_format, ScriptedEngine(turns(chat_format, "1")), loop=OverHttp)
+    async with running(worker) as run:
+        await worker.stop()
+        await asyncio.wait([run])
+        report = await worker.validate()
+    assert (report.episodes, report.accuracy) == (4, 1.0)

@@ -128,7 +128,9 @@ def build_worker(
 
 @contextlib.asynccontextmanager
 async def running(worker: RolloutWorker) -> AsyncIterator[asyncio.Task[None]]:
-    """Runs a worker for the duration of a block; its books are checked all the time, and closed at the end."""
+    """Runs a worker and its gateway for the duration of a block; its books are checked all the time, and closed at the
+    end."""
+    serving = asyncio.create_task(worker.gateway.run())
     run = asyncio.create_task(worker.run())
     audit = asyncio.create_task(_audit(worker))
     try:
@@ -137,8 +139,9 @@ async def running(worker: RolloutWorker) -> AsyncIterator[asyncio.Task[None]]:
     finally:
         await worker.stop()
         await asyncio.wait([run])
-        audit.cancel()
-        await asyncio.wait([audit])
+        for task in (audit, serving):
+            task.cancel()
+        await asyncio.wait([audit, serving])
     status = await worker.status()
     assert_books(status)
     assert (status.in_flight, status.running_episodes, status.running_groups, status.queued_groups) == (0, 0, 0, 0)
