@@ -29,7 +29,7 @@ RUN = (*SMALL, "trainer.total_steps=6", "trainer.test_freq=2", "trainer.save_fre
 LONGEST = 20.0
 """Seconds that such a run takes at most before its last moments; a signal later than its end finds nobody."""
 RANDOM = random.Random(20)
-MOMENTS = [(RANDOM.uniform(0.0, LONGEST), number % 4 == 3) for number in range(20)]
+MOMENTS = [(RANDOM.uniform(0.0, LONGEST), number % 4 == 3) for number in range(12)]
 
 
 def wait_until(process: subprocess.Popen[str], moment: float, *, engine_dies: bool) -> None:
