@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from agentrl.ascend import check_ascend_versions, installed_versions
 from agentrl.cluster.spec import plugin_paths
 from agentrl.config import RunConfig, dump_yaml, update_path
-from agentrl.config.gateway_schema import GATEWAY_KEY
+from agentrl.config.gateway_schema import GATEWAY_KEY, is_loopback
 from agentrl.config.schema import ModelConfig
 from agentrl.device import DeviceError, get_device
 from agentrl.observe import create_run_dir, write_environment
@@ -119,7 +119,7 @@ def _check_engine(config: RunConfig) -> None:
 
 def _check_gateway(config: RunConfig) -> None:
     gateway = config.gateway
-    if config.plays_outside and not gateway.is_local and not os.environ.get(GATEWAY_KEY):
+    if config.plays_outside and not is_loopback(gateway.host) and not os.environ.get(GATEWAY_KEY):
         raise PluginError(
             f"gateway.host is {gateway.host}, which would give episodes to anybody: set the environment variable "
             f"{GATEWAY_KEY} to a key that clients have to send, or gateway.host to 127.0.0.1"

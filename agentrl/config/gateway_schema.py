@@ -27,10 +27,10 @@ class GatewayConfig(Section):
     max_body_mb: int = Field(default=16, ge=1)
     """Size of the largest request, in MiB."""
 
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine can reach it."""
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on `host`."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

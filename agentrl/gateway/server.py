@@ -8,17 +8,16 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from agentrl.config.gateway_schema import is_loopback
 from agentrl.gateway.anthropic_messages import Messages
 from agentrl.gateway.chat_completions import ChatCompletions
-from agentrl.gateway.control import Desk, NoCapacity, read_end, read_reward
+from agentrl.gateway.control import Desk, NoCapacity, OpenedEpisode, read_end, read_reward
 from agentrl.gateway.dialect import Dialect, Known
 from agentrl.gateway.episodes import Keys, OpenEpisode
 from agentrl.gateway.errors import GatewayError, ended
@@ -101,7 +100,7 @@ class Gateway:
         Raises:
             ValueError: those of other machines too, and without a key.
         """
-        if not self._address.key and not _is_loopback(self._address.host):
+        if not self._address.key and not is_loopback(self._address.host):
             raise ValueError(
                 f"the gateway would listen on {self._address.host} and give episodes to anybody: set the environment "
                 "variable AGENTRL_GATEWAY_KEY, or gateway.host to 127.0.0.1"
@@ -188,20 +187,9 @@ class Gateway:
 
     async def _open_episode(self, request: web.Request) -> web.Response:
         try:
-            if self._desk is None:
-                raise GatewayError(
-                    404, "this run plays its own episodes: start it with `agentrl serve`", code="no_desk"
-                )
-            if self._address.key and not hmac.compare_digest(_key(request), self._address.key.encode()):
-                raise GatewayError(401, "opening an episode takes the key of the gateway", code="invalid_api_key")
-            await request.read()
-            opened = await self._desk.open()
-        except NoCapacity as error:
-            retry = {"Retry-After": f"{error.retry_after:g}"} if error.retry_after else {}
-            refused = GatewayError(429 if retry else 410, str(error), code="no_capacity", headers=retry)
-            return _refused(_CHAT, refused)
-        except GatewayError as error:
-            return _refused(_CHAT, error)
+            opened = await self._opened(request)
+        except Exception as error:  # noqa: BLE001  every failure has to reach the client
+            return _refused(_CHAT, logged(error))
         return _json(
             {
                 "episode_id": opened.episode_id,
@@ -212,6 +200,19 @@ class Gateway:
             },
             status=201,
         )
+
+    async def _opened(self, request: web.Request) -> OpenedEpisode:
+        if self._desk is None:
+            raise GatewayError(404, "this run plays its own episodes: start it with `agentrl serve`", code="no_desk")
+        if self._address.key and not hmac.compare_digest(_key(request), self._address.key.encode()):
+            raise GatewayError(401, "opening an episode takes the key of the gateway", code="invalid_api_key")
+        await request.read()
+        try:
+            return await self._desk.open()
+        except NoCapacity as error:
+            retry = {"Retry-After": f"{error.retry_after:g}"} if error.retry_after else {}
+            status = 429 if retry else 410
+            raise GatewayError(status, str(error), code="no_capacity", headers=retry) from None
 
     def _guarded(
         self, handle: Callable[[OpenEpisode, web.Request], Awaitable[web.StreamResponse]], dialect: Dialect
@@ -286,11 +287,3 @@ async def _health(request: web.Request) -> web.Response:
 
 def _is_everywhere(host: str) -> bool:
     return host in ("", "0.0.0.0", "::")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    with suppress(ValueError):
-        return ip_address(host).is_loopback
-    return False
