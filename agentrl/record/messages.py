@@ -70,7 +70,7 @@ def _text(index: int, content: Any) -> str:
 
 def _tool_call(index: int, call: Any) -> dict[str, Any]:
     function = (call.get("function") or call) if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name", ""), str):
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise MessageError(f"messages[{index}].tool_calls holds {call!r}: use an object with function.name")
     arguments = function.get("arguments")
     arguments = {} if arguments is None else arguments
@@ -83,7 +83,7 @@ def _tool_call(index: int, call: Any) -> dict[str, Any]:
     return {
         "type": "function",
         "id": str(call.get("id") or ""),
-        "function": {"name": function.get("name", ""), "arguments": arguments},
+        "function": {"name": function["name"], "arguments": arguments},
     }
 
 

@@ -116,7 +116,12 @@ class CallFrame:
 
 def _with_own_definitions(schema: Any, prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A schema that is to stand inside another one: its definitions, under names of their own, and it without them."""
-    definitions = {**(schema.get("$defs") or {}), **(schema.get("definitions") or {})}
+    definitions: dict[str, Any] = {}
+    for key in ("definitions", "$defs"):
+        given = schema.get(key) or {}
+        if not isinstance(given, dict):
+            raise MessageError(f"tools: {key} of a tool's parameters is {given!r}: use an object")
+        definitions |= given
 
     def moved(value: Any) -> Any:
         if isinstance(value, list):

@@ -81,6 +81,12 @@ def test_old_definitions_are_moved_too() -> None:
     assert schema["$defs"] == {"tool0_X": {"type": "integer"}}
 
 
+@pytest.mark.parametrize("key", ["$defs", "definitions"])
+def test_definitions_that_are_none_are_refused(key: str) -> None:
+    with pytest.raises(MessageError, match="use an object"):
+        FRAME.schema([tool("a", {key: [1]})])
+
+
 def test_where_only_arguments_are_json_one_tool_can_be_forced() -> None:
     frame = CallFrame("call {name} with ", "")
     assert json.loads(frame.schema([tool("a", {"type": "object"})])) == {"type": "object"}
