@@ -79,12 +79,27 @@ def _tool_call(index: int, call: Any) -> dict[str, Any]:
             parsed = json.loads(arguments) if arguments.strip() else {}
         except ValueError:
             parsed = None
-        arguments = parsed if isinstance(parsed, dict) else arguments
+        arguments = without_surrogates(parsed) if isinstance(parsed, dict) else arguments
     return {
         "type": "function",
         "id": str(call.get("id") or ""),
         "function": {"name": function["name"], "arguments": arguments},
     }
+
+
+def without_surrogates(value: Any) -> Any:
+    """A JSON value with halves of surrogate pairs replaced: JSON can spell them (`"\\ud83d"`), but no file, socket or
+    tokenizer takes them."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    elif isinstance(value, list):
+        return [without_surrogates(item) for item in value]
+    elif isinstance(value, dict):
+        return {without_surrogates(key): without_surrogates(item) for key, item in value.items()}
+    return value
 
 
 def with_compact_tools(messages: Sequence[Message], tools: Sequence[ToolSpec], call_format: str = "") -> list[Message]:

@@ -87,10 +87,11 @@ class CallFrame:
         definitions: dict[str, Any] = {}
         calls = []
         for number, function in enumerate(functions):
-            parameters, own = _with_own_definitions(function.get("parameters") or {"type": "object"}, f"tool{number}_")
-            definitions |= own
+            given = function.get("parameters") or {"type": "object"}
             if not self.name_key:
-                return json.dumps({**parameters, "$defs": definitions} if definitions else parameters)
+                return json.dumps(given)
+            parameters, own = _moved(given, f"tool{number}")
+            definitions |= own
             calls.append(
                 {
                     "type": "object",
@@ -114,29 +115,41 @@ class CallFrame:
         return ToolCall(called, value) if isinstance(called, str) and isinstance(value, dict) else None
 
 
-def _with_own_definitions(schema: Any, prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A schema that is to stand inside another one: its definitions, under names of their own, and it without them."""
+def _moved(schema: dict[str, Any], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A schema in a form that can stand inside another one, and the definitions that go into that one's `$defs`.
+
+    Its own definitions get names of their own; if it refers to itself or to other parts of it, it becomes a definition
+    as a whole.
+
+    Raises:
+        MessageError: definitions that are none.
+    """
     definitions: dict[str, Any] = {}
     for key in ("definitions", "$defs"):
         given = schema.get(key) or {}
         if not isinstance(given, dict):
             raise MessageError(f"tools: {key} of a tool's parameters is {given!r}: use an object")
         definitions |= given
+    whole = False
 
     def moved(value: Any) -> Any:
+        nonlocal whole
         if isinstance(value, list):
             return [moved(item) for item in value]
         if not isinstance(value, dict):
             return value
         result = {key: moved(item) for key, item in value.items()}
         ref = value.get("$ref")
-        for start in ("#/$defs/", "#/definitions/"):
-            if isinstance(ref, str) and ref.startswith(start):
-                result["$ref"] = f"#/$defs/{prefix}{ref.removeprefix(start)}"
+        if isinstance(ref, str) and ref.startswith(("#/$defs/", "#/definitions/")):
+            result["$ref"] = f"#/$defs/{name}_{ref.split('/', 2)[2]}"
+        elif isinstance(ref, str) and ref.startswith("#"):
+            whole = True
+            result["$ref"] = f"#/$defs/{name}{ref[1:]}"
         return result
 
-    body = {key: value for key, value in schema.items() if key not in ("$defs", "definitions")}
-    return moved(body), {f"{prefix}{key}": moved(value) for key, value in definitions.items()}
+    body = moved({key: value for key, value in schema.items() if key not in ("$defs", "definitions")})
+    own = {f"{name}_{key}": moved(value) for key, value in definitions.items()}
+    return ({"$ref": f"#/$defs/{name}"}, {**own, name: body}) if whole else (body, own)
 
 
 def _places(text: str, mark: str) -> list[int]:

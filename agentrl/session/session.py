@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -20,15 +19,19 @@ from agentrl.record import (
     MessageGraph,
     Node,
     Reply,
+    ToolCall,
     ToolSpec,
 )
-from agentrl.record.messages import MessageError, normalise_messages
+from agentrl.record.messages import MessageError, normalise_messages, without_surrogates
 from agentrl.record.protocols import GenerateRequest, GenerateResult
 from agentrl.session.calls import ChatAnswer, ChatCall, Door, Verdict
 from agentrl.session.chat_format import ChatFormat
 from agentrl.session.known_turns import KnownTurns
 from agentrl.session.strict import call_id
 from agentrl.session.turns import ParsedTurn, SampledTurn
+
+_LARGEST_REWARD = 1e30
+"""Far within float32, in which the trainer adds rewards up."""
 
 
 class Generator(Protocol):
@@ -207,7 +210,10 @@ class Session:
         return self._answer(parsed, node, len(prompt_ids), "")
 
     def _answer(self, parsed: ParsedTurn, node: Node, prompt_tokens: int, ended_by: str) -> ChatAnswer:
-        calls = tuple(replace(c, id=c.id or call_id(self._calls + i)) for i, c in enumerate(parsed.tool_calls))
+        calls = tuple(
+            ToolCall(call.name, without_surrogates(call.arguments), call.id or call_id(self._calls + number))
+            for number, call in enumerate(parsed.tool_calls)
+        )
         self._calls += len(calls)
         finish_reason: Literal["stop", "tool_calls", "length"] = "stop"
         if node.finish_reason == "length":
@@ -256,8 +262,8 @@ class Session:
         index = len(turns) - 1 if turn is None else turn
         if not 0 <= index < len(turns):
             raise ValueError(f"there is no turn {turn}: the episode has {len(turns)} turns, counted from 0")
-        if not math.isfinite(value):
-            raise ValueError(f"a turn's reward must be finite, but is {value}")
+        if not abs(value) <= _LARGEST_REWARD:
+            raise ValueError(f"a turn's reward must be finite, and at most {_LARGEST_REWARD:g}, but is {value}")
         turns[index].reward = float(value)
 
     @property

@@ -202,3 +202,27 @@ async def test_the_reward_of_an_episode_has_parts(chat_format: ChatFormat) -> No
         assert verdict is not None
         assert (verdict.reward, verdict.parts, verdict.info) == (0.5, {"accuracy": 1.0}, {"note": "ok"})
         assert json.dumps(verdict.info)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+@asynchronous
+async def test_half_a_character_in_a_call_harms_nobody(chat_format: ChatFormat, path: str, stream: bool) -> None:
+    """JSON can spell what no text can hold; a model may well sample it, and a client send it back."""
+    said = call(r"\ud83d")
+    body: dict[str, Any] = {"model": "m", "messages": [USER], "max_tokens": 100, "stream": stream}
+    if path.endswith("responses"):
+        body = {"model": "m", "input": [USER], "stream": stream}
+    async with episode(chat_format, turns(chat_format, said, "4")) as client:
+        response = await client.post(path, body)
+        assert response.status_code == 200
+        assert "\ufffd" in response.text
+        made = {
+            "id": "c",
+            "type": "function",
+            "function": {"name": "calculator", "arguments": r'{"expression": "\ud83d"}'},
+        }
+        answer = await turn(client, USER, {"role": "assistant", "tool_calls": [made]}, {"role": "tool", "content": "4"})
+        assert answer["content"] == "4"
+        (branch,) = client.session.graph.branches()
+        assert_trained_as_sampled([branch], client.engine, sampled(chat_format, said, "4"))

@@ -81,6 +81,14 @@ def test_old_definitions_are_moved_too() -> None:
     assert schema["$defs"] == {"tool0_X": {"type": "integer"}}
 
 
+@pytest.mark.parametrize("ref", ["#", "#/properties/value"])
+def test_parameters_that_refer_to_themselves_still_do(ref: str) -> None:
+    parameters = {"type": "object", "properties": {"value": {"type": "integer"}, "other": {"$ref": ref}}}
+    schema = json.loads(FRAME.schema([tool("a", parameters)]))
+    assert schema["properties"]["arguments"] == {"$ref": "#/$defs/tool0"}
+    assert schema["$defs"]["tool0"]["properties"]["other"] == {"$ref": f"#/$defs/tool0{ref[1:]}"}
+
+
 @pytest.mark.parametrize("key", ["$defs", "definitions"])
 def test_definitions_that_are_none_are_refused(key: str) -> None:
     with pytest.raises(MessageError, match="use an object"):
