@@ -51,10 +51,12 @@ async def play(http: httpx.AsyncClient) -> float | None:
 
 
 async def agent(http: httpx.AsyncClient) -> None:
-    """Plays one episode after the other until the run is over."""
+    """Plays one episode after the other until the run is over; one that failed ends as a time-out."""
     while True:
         try:
             await play(http)
+        except httpx.HTTPStatusError:
+            continue
         except httpx.HTTPError:
             return
 

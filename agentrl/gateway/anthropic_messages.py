@@ -30,6 +30,7 @@ class Tool(msgspec.Struct):
     description: str | None = None
     type: str | None = None
     strict: bool | None = None
+    input_examples: list[Any] | None = None
 
 
 class ToolChoice(msgspec.Struct):
@@ -93,6 +94,8 @@ class Messages:
         asked = self.read_counted(body, known)
         if asked.call.max_tokens is None:
             raise GatewayError(400, "max_tokens is missing: it is required", param="max_tokens")
+        if asked.request.messages[-1].get("role") == "assistant":
+            raise unsupported("messages", "the policy can't go on with an answer that the client has begun")
         return asked
 
     def read_counted(self, body: bytes, known: Known) -> Asked:
@@ -167,6 +170,8 @@ def _check(request: Conversation) -> None:
     for index, tool in enumerate(request.tools or ()):
         if tool.type not in (None, "custom"):
             raise unsupported(f"tools[{index}]", f"type {tool.type!r}: only tools of the client can be called")
+        if tool.input_examples:
+            raise unsupported(f"tools[{index}].input_examples", "put them into the description")
 
 
 def messages_of(system: str | Sequence[Mapping[str, Any]] | None, given: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -175,6 +180,8 @@ def messages_of(system: str | Sequence[Mapping[str, Any]] | None, given: Sequenc
     Raises:
         GatewayError: a block that the policy can't be shown.
     """
+    if isinstance(system, list):
+        system = "\n".join(_string(block.get("text"), 0) for block in system)
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for index, message in enumerate(given):
         role, content = message.get("role"), message.get("content")
@@ -217,6 +224,11 @@ def _from_user(role: str, blocks: list[dict[str, Any]], index: int) -> list[Mess
             content = block.get("content")
             if isinstance(content, list) and any(_kind(part) != "text" for part in content):
                 raise _unknown_block(index, next(_kind(part) for part in content if _kind(part) != "text"))
+            if block.get("is_error"):
+                content = [
+                    {"type": "text", "text": "Error: "},
+                    *([content] if isinstance(content, str) else content or ()),
+                ]
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
         else:
             raise _unknown_block(index, kind)

@@ -204,12 +204,13 @@ class ChatCompletions:
             message = _message(answer)
             calls = message.pop("tool_calls", [])
             yield chunk(index, {"role": message.pop("role"), "content": ""})
-            message = {key: value for key, value in message.items() if value}
-            if message:
-                yield chunk(index, message, logprobs=_logprobs(answered, index) if asked.logprobs else None)
-            for number, call in enumerate(calls):
-                yield chunk(index, {"tool_calls": [{"index": number, **call}]})
-            yield chunk(index, {}, answer.reply.finish_reason)
+            deltas = [{key: value for key, value in message.items() if value}]
+            deltas += [{"tool_calls": [{"index": number, **call}]} for number, call in enumerate(calls)]
+            logprobs = _logprobs(answered, index) if asked.logprobs else None
+            for delta in filter(None, deltas):
+                yield chunk(index, delta, logprobs=logprobs)
+                logprobs = None
+            yield chunk(index, {}, answer.reply.finish_reason, logprobs)
         if asked.usage_in_stream:
             yield event({**head, "choices": [], "usage": _usage(answered)})
         yield DONE

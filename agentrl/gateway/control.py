@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol
 
@@ -12,6 +12,7 @@ from agentrl.gateway.dialect import decode
 from agentrl.gateway.errors import GatewayError
 from agentrl.record import AgentRLError
 from agentrl.session import Verdict
+from agentrl.session.session import LARGEST_REWARD
 
 
 class RewardRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,8 +63,11 @@ class OpenedEpisode:
 class Desk(Protocol):
     """Where agents from outside ask for episodes."""
 
-    async def open(self) -> OpenedEpisode:
+    async def open(self, wanted: Callable[[], bool]) -> OpenedEpisode:
         """The next episode that the staleness gate admits.
+
+        Args:
+            wanted: whether whoever asks is still there when there is one.
 
         Raises:
             NoCapacity: there is none now.
@@ -75,8 +79,9 @@ def read_reward(body: bytes) -> RewardRequest:
     """Raises GatewayError for anything but a finite reward."""
     request = decode(_DECODE_REWARD, body)
     for name, value in (("reward", request.reward), *request.parts.items()):
-        if not math.isfinite(value):
-            raise GatewayError(400, f"{name} must be finite, but is {value}", param="reward")
+        if not abs(value) <= LARGEST_REWARD:
+            said = f"{name} must be finite, and at most {LARGEST_REWARD:g}, but is {value}"
+            raise GatewayError(400, said, param="reward")
     if request.response_id is not None and (request.parts or request.info):
         raise GatewayError(400, "parts and info belong to the reward of an episode, not of a turn", param="parts")
     return request

@@ -6,7 +6,6 @@ import asyncio
 import hmac
 import secrets
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +25,7 @@ class Exchange:
         body: tells requests apart that are not the same.
         idempotency_key: the client's own word for which requests are the same, if it has one.
         work: makes the answer.
+        nodes: the turns sampled for it so far, whether an answer comes of them or not.
         transports: of all connections on which it was asked for.
         delivered: the answer was written to one of them.
     """
@@ -33,6 +33,7 @@ class Exchange:
     body: int
     idempotency_key: str
     work: asyncio.Task[Answered]
+    nodes: list[Node]
     transports: list[asyncio.BaseTransport | None] = field(default_factory=list)
     delivered: bool = False
 
@@ -85,7 +86,7 @@ class OpenEpisode:
             return abandoned[0]
         if retried:
             waiting = [exchange for exchange in equal if not exchange.delivered]
-            return (waiting or equal or [None])[-1]
+            return waiting[0] if waiting else equal[-1] if equal else None
         return None
 
     def begin(self, exchange: Exchange) -> None:
@@ -112,7 +113,7 @@ class OpenEpisode:
         for exchange in self._order:
             exchange.work.cancel()
             if not exchange.delivered:
-                for node in _nodes(exchange):
+                for node in exchange.nodes:
                     node.trained = False
 
     def _forget_old(self) -> None:
@@ -127,12 +128,6 @@ class OpenEpisode:
 def _failed(exchange: Exchange) -> bool:
     work = exchange.work
     return work.done() and (work.cancelled() or work.exception() is not None)
-
-
-def _nodes(exchange: Exchange) -> Iterator[Node]:
-    if exchange.work.done() and not _failed(exchange):
-        for answer in exchange.work.result().answers:
-            yield answer.node
 
 
 class Keys:

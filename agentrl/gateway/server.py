@@ -8,7 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from agentrl.gateway.anthropic_messages import Messages
 from agentrl.gateway.chat_completions import ChatCompletions
 from agentrl.gateway.control import Desk, NoCapacity, OpenedEpisode, read_end, read_reward
 from agentrl.gateway.dialect import Dialect, Known
-from agentrl.gateway.episodes import Keys, OpenEpisode
+from agentrl.gateway.episodes import Keys, OpenEpisode, gone
 from agentrl.gateway.errors import GatewayError, ended
 from agentrl.gateway.openapi import document
 from agentrl.gateway.responses import Responses
@@ -182,7 +182,9 @@ class Gateway:
         return _json({"episode_id": session.episode_id, "turns": turns})
 
     async def _end_episode(self, episode: OpenEpisode, request: web.Request) -> web.Response:
-        episode.session.judge(read_end(await request.read()))
+        verdict = read_end(await request.read())
+        own = _key(request).decode("utf-8", "replace")
+        episode.session.judge(replace(verdict, error=verdict.error.replace(own, "(its key)")))
         return _json({"episode_id": episode.session.episode_id})
 
     async def _open_episode(self, request: web.Request) -> web.Response:
@@ -208,7 +210,7 @@ class Gateway:
             raise GatewayError(401, "opening an episode takes the key of the gateway", code="invalid_api_key")
         await request.read()
         try:
-            return await self._desk.open()
+            return await self._desk.open(lambda: not gone(request.transport))
         except NoCapacity as error:
             retry = {"Retry-After": f"{error.retry_after:g}"} if error.retry_after else {}
             status = 429 if retry else 410
@@ -271,7 +273,7 @@ async def _without_surprises(
         return await handler(request)
     except web.HTTPException as error:
         message = f"{request.method} {request.path}: {error.reason}"
-        response = _refused(_CHAT, GatewayError(error.status, message, code="not_found"))
+        response = _refused(_CHAT, GatewayError(error.status, message, code=error.reason.lower().replace(" ", "_")))
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response

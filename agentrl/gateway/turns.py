@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 
 import msgspec
@@ -15,6 +14,7 @@ from aiohttp import web
 from agentrl.gateway.dialect import Answered, Asked, Dialect, Known, new_id
 from agentrl.gateway.episodes import Exchange, OpenEpisode, gone
 from agentrl.gateway.errors import GatewayError, ended, refusal
+from agentrl.record import Node
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class TurnHandler:
         for name in asked.not_applied:
             if name not in self._told:
                 self._told.add(name)
-                log.warning("an agent sends %s, which has no effect: the run's config decides how is sampled", name)
+                log.warning("an agent sends %s, on which the run's config has the last word", name)
 
     def _exchange(self, episode: OpenEpisode, asked: Asked, request: web.Request, body: bytes) -> Exchange:
         """The exchange that a request begins, or repeats."""
@@ -56,14 +56,15 @@ class TurnHandler:
         retried = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
         exchange = episode.asked_before(digest, retried=retried, idempotency_key=key)
         if exchange is None:
-            exchange = Exchange(digest, key, asyncio.ensure_future(self._sample(episode, asked)))
+            nodes: list[Node] = []
+            exchange = Exchange(digest, key, asyncio.ensure_future(self._sample(episode, asked, nodes)), nodes)
             episode.begin(exchange)
         exchange.transports.append(request.transport)
         return exchange
 
-    async def _sample(self, episode: OpenEpisode, asked: Asked) -> Answered:
+    async def _sample(self, episode: OpenEpisode, asked: Asked, nodes: list[Node]) -> Answered:
         session = episode.session
-        sampling = [asyncio.ensure_future(session.answer(asked.call)) for _ in range(asked.choices)]
+        sampling = [asyncio.ensure_future(session.answer(asked.call, nodes)) for _ in range(asked.choices)]
         try:
             answers = await asyncio.gather(*sampling)
         finally:
@@ -88,19 +89,27 @@ class TurnHandler:
                 stream = stream or await _begin_stream(request, asked)
                 with suppress(ConnectionError):
                     await stream.write(self._dialect.sign_of_life)
-        error = ended() if work.cancelled() else work.exception()
-        if error is not None and stream is None:
-            raise error
-        if error is not None and stream is not None:
-            return await _finish(stream, [self._dialect.error_event(logged(error))])
-        answered = work.result()
+        try:
+            written = self._written(work, asked)
+        except Exception as error:
+            if stream is None:
+                raise
+            return await _finish(stream, self._dialect.error_event(logged(error)))
         if asked.stream:
-            events = self._dialect.events(asked, answered)
-            sent = await _finish(stream or await _begin_stream(request, asked), events)
+            sent = await _finish(stream or await _begin_stream(request, asked), written)
         else:
-            sent = await _send(request, msgspec.json.encode(self._dialect.body(asked, answered)), asked)
+            sent = await _send(request, written, asked)
         exchange.delivered = exchange.delivered or not gone(request.transport)
         return sent
+
+    def _written(self, work: asyncio.Task[Answered], asked: Asked) -> bytes:
+        """The answer as it goes over the wire."""
+        if work.cancelled():
+            raise ended()
+        answered = work.result()
+        if asked.stream:
+            return b"".join(self._dialect.events(asked, answered))
+        return msgspec.json.encode(self._dialect.body(asked, answered))
 
 
 def logged(error: BaseException) -> GatewayError:
@@ -134,10 +143,10 @@ async def _begin_stream(request: web.Request, asked: Asked) -> web.StreamRespons
     return response
 
 
-async def _finish(response: web.StreamResponse, events: Iterable[bytes]) -> web.StreamResponse:
+async def _finish(response: web.StreamResponse, events: bytes) -> web.StreamResponse:
     """Writes all that is left of a stream; a client that is gone misses it."""
     with suppress(ConnectionError):
-        await response.write(b"".join(events))
+        await response.write(events)
         await response.write_eof()
     return response
 

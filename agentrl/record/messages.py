@@ -41,6 +41,8 @@ def _normalise(index: int, message: Any) -> Message:
     if role not in ROLES:
         raise MessageError(f"messages[{index}].role is {role!r}: use one of {', '.join(ROLES)}")
     result: Message = {"role": role, "content": _text(index, message.get("content"))}
+    if message.get("function_call"):
+        raise MessageError(f"messages[{index}].function_call: use tool_calls, and a message of the role tool")
     if calls := message.get("tool_calls"):
         if not isinstance(calls, list | tuple):
             raise MessageError(f"messages[{index}].tool_calls is {calls!r}: use a list")

@@ -68,14 +68,14 @@ class OutsideEpisodes:
         """Episodes that nobody has asked for yet."""
         return len(self._offers)
 
-    async def open(self) -> OpenedEpisode:
+    async def open(self, wanted: Callable[[], bool] = lambda: True) -> OpenedEpisode:
         if not self._offers and not self._over():
             try:
                 async with asyncio.timeout(_HAND_OUT_SECONDS), self._offered:
                     await self._offered.wait_for(lambda: bool(self._offers))
             except TimeoutError:
                 pass
-        if not self._offers:
+        if not self._offers or not wanted():
             if over := self._over():
                 raise NoCapacity(f"there are no more episodes: {over}", 0)
             raise NoCapacity(

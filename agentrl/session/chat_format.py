@@ -111,6 +111,11 @@ class ChatFormat:
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     @cached_property
+    def longest_token(self) -> int:
+        """Most characters that a token stands for."""
+        return max(map(len, self.tokenizer.get_vocab()))
+
+    @cached_property
     def call_frame(self) -> CallFrame | None:
         """How the model writes a tool call; None if not as JSON that could be sampled by a schema."""
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -30,7 +32,7 @@ from agentrl.session.known_turns import KnownTurns
 from agentrl.session.strict import call_id
 from agentrl.session.turns import ParsedTurn, SampledTurn
 
-_LARGEST_REWARD = 1e30
+LARGEST_REWARD = 1e30
 """Far within float32, in which the trainer adds rewards up."""
 
 
@@ -125,8 +127,11 @@ class Session:
     ) -> Reply:
         return (await self.answer(ChatCall(messages, tools or (), max_tokens=max_tokens, stop=stop))).reply
 
-    async def answer(self, call: ChatCall) -> ChatAnswer:
+    async def answer(self, call: ChatCall, nodes: list[Node] | None = None) -> ChatAnswer:
         """One turn; `chat` with all that a client over HTTP may ask for.
+
+        Args:
+            nodes: takes every turn that is recorded on the way, also if no answer comes of it.
 
         Raises:
             MessageError: the messages can't be rendered, or the model can't be made to call a tool.
@@ -134,17 +139,23 @@ class Session:
             ContextOverflow, EngineError, EpisodeClosed: as `sdk.Policy.chat`.
         """
         try:
+            nodes = [] if nodes is None else nodes
+            self._check_length(call)
+            if call.stop and (call.json_schema or call.tool_choice == "required"):
+                raise MessageError(
+                    "stop: what is sampled by a schema ends with its value: leave stop or the schema out"
+                )
             if call.tool_choice == "required":
-                return await self._forced_call(call)
+                return await self._forced_call(call, nodes)
             if not call.json_schema:
-                return await self._turn(call)
+                return await self._turn(call, nodes)
             if _shown_tools(call):
                 # Whether to call a tool is the model's own decision; only what it says is held to the schema.
-                free = await self._turn(replace(call, json_schema=""))
+                free = await self._turn(replace(call, json_schema=""), nodes)
                 if free.reply.tool_calls:
                     return free
                 free.node.trained = False
-            return await self._turn(call)
+            return await self._turn(call, nodes)
         except Exception as error:
             self.last_failure = error
             raise
@@ -157,15 +168,25 @@ class Session:
         """
         return len(self._prompt(normalise_messages(call.messages), _shown_tools(call), call.hides_reasoning)[1])
 
-    async def _turn(self, call: ChatCall) -> ChatAnswer:
+    def _check_length(self, call: ChatCall) -> None:
+        """Refuses what can't fit before it is tokenised, which takes seconds for megabytes."""
+        said = (message.get("content") for message in call.messages if isinstance(message, Mapping))
+        letters = sum(len(content.strip()) for content in said if isinstance(content, str))
+        if letters > self._limits.max_prompt_length * self._format.longest_token:
+            self.overflowed = True
+            raise ContextOverflow(
+                f"the messages have {letters} characters, more than data.max_prompt_length = "
+                f"{self._limits.max_prompt_length} tokens can hold"
+            )
+
+    async def _turn(self, call: ChatCall, nodes: list[Node]) -> ChatAnswer:
         tools = _shown_tools(call)
         seen = normalise_messages(call.messages)
-        if call.json_schema and call.stop:
-            raise MessageError("stop: an answer by a JSON schema ends with its value: leave stop or the schema out")
         history, prompt_ids = self._prompt(seen, tools, call.hides_reasoning)
         stop = () if call.json_schema else self._stop(call.stop)
         ends = self._call_ends() if call.one_call and tools and not call.json_schema else ()
         node = await self._sample(prompt_ids, call.max_tokens, (*stop, *ends), call.json_schema)
+        nodes.append(node)
         sampled = node.token_ids.tolist()
         parsed = self._format.parse(prompt_ids, sampled, tools)
         ended_by = ""
@@ -175,7 +196,8 @@ class Session:
         if call.json_schema:
             parsed = ParsedTurn(self._format.decode(sampled).strip(), "")
         elif call.tool_choice == "none" and (parsed.tool_calls or parsed.invalid_tool_calls):
-            parsed = ParsedTurn(self._as_written(sampled), parsed.reasoning)
+            written = ParsedTurn(self._as_written(sampled), parsed.reasoning)
+            parsed = written.before(stop) if ended_by else written
         elif call.one_call:
             parsed = replace(parsed, tool_calls=parsed.tool_calls[:1])
         answer = self._answer(parsed, node, len(prompt_ids), ended_by)
@@ -185,14 +207,14 @@ class Session:
         self._known.add(turn, tools, [*seen, shown], hides_reasoning=call.hides_reasoning)
         return answer
 
-    async def _forced_call(self, call: ChatCall) -> ChatAnswer:
+    async def _forced_call(self, call: ChatCall, nodes: list[Node]) -> ChatAnswer:
         """A turn that is one tool call: what comes before its JSON stands in the prompt."""
         tools = [tool for tool in call.tools if call.tool_name in ("", tool.get("function", tool).get("name"))]
         if not tools:
             raise MessageError(
-                f"tool_choice names the tool {call.tool_name!r}, which tools does not hold"
+                f"tool_choice: names the tool {call.tool_name!r}, which tools does not hold"
                 if call.tool_name
-                else "tool_choice asks for a tool call, but tools is empty"
+                else "tool_choice: asks for a tool call, but tools is empty"
             )
         frame = self._format.call_frame
         if frame is None:
@@ -204,14 +226,23 @@ class Session:
         _, prompt_ids = self._prompt(normalise_messages(call.messages), list(call.tools), call.hides_reasoning)
         prompt_ids = [*prompt_ids, *self._format.encode(frame.start(name))]
         node = await self._sample(prompt_ids, call.max_tokens, (), schema)
+        nodes.append(node)
         text = self._format.decode(node.token_ids.tolist())
         made = frame.read(text, name) if node.finish_reason == "stop" else None
         parsed = ParsedTurn("", "", *(((made,), ()) if made else ((), (frame.start(name) + text,))))
         return self._answer(parsed, node, len(prompt_ids), "")
 
     def _answer(self, parsed: ParsedTurn, node: Node, prompt_tokens: int, ended_by: str) -> ChatAnswer:
+        broken = tuple(_written(call) for call in parsed.tool_calls if not _is_finite(call.arguments))
+        if broken:  # JSON of Python's own kind, which no client could read
+            kept = tuple(call for call in parsed.tool_calls if _is_finite(call.arguments))
+            parsed = replace(parsed, tool_calls=kept, invalid_tool_calls=(*parsed.invalid_tool_calls, *broken))
         calls = tuple(
-            ToolCall(call.name, without_surrogates(call.arguments), call.id or call_id(self._calls + number))
+            ToolCall(
+                without_surrogates(call.name),
+                without_surrogates(call.arguments),
+                call.id or call_id(self._calls + number),
+            )
             for number, call in enumerate(parsed.tool_calls)
         )
         self._calls += len(calls)
@@ -262,8 +293,8 @@ class Session:
         index = len(turns) - 1 if turn is None else turn
         if not 0 <= index < len(turns):
             raise ValueError(f"there is no turn {turn}: the episode has {len(turns)} turns, counted from 0")
-        if not abs(value) <= _LARGEST_REWARD:
-            raise ValueError(f"a turn's reward must be finite, and at most {_LARGEST_REWARD:g}, but is {value}")
+        if not abs(value) <= LARGEST_REWARD:
+            raise ValueError(f"a turn's reward must be finite, and at most {LARGEST_REWARD:g}, but is {value}")
         turns[index].reward = float(value)
 
     @property
@@ -335,6 +366,7 @@ class Session:
         limits = self._limits
         if not prompt_ids:
             raise ValueError("the prompt is empty: pass at least one token id")
+        self._check_versions()
         room = limits.max_model_len - len(prompt_ids)
         if len(prompt_ids) > limits.max_prompt_length or room < 1:
             self.overflowed = True
@@ -365,9 +397,7 @@ class Session:
         if result.finish_reason == "abort" or not len(result.token_ids):
             raise EngineError(f"request {request_id} was aborted by its engine after {len(result.token_ids)} tokens")
         self._versions.update(result.versions.tolist())
-        if self._one_version and len(self._versions) > 1:
-            versions = ", ".join(map(str, sorted(self._versions)))
-            raise EngineError(f"the weights changed within the episode (policy versions {versions})")
+        self._check_versions()
         return self.graph.add_turn(
             prompt_ids,
             result.token_ids,
@@ -378,6 +408,11 @@ class Session:
             trained=not json_schema,
         )
 
+    def _check_versions(self) -> None:
+        if self._one_version and len(self._versions) > 1:
+            versions = ", ".join(map(str, sorted(self._versions)))
+            raise EngineError(f"the weights changed within the episode (policy versions {versions})")
+
     def _check_open(self) -> None:
         if self._closed:
             raise EpisodeClosed(f"episode {self.episode_id} has ended: its policy can't be used any more")
@@ -386,3 +421,16 @@ class Session:
 def _shown_tools(call: ChatCall) -> list[ToolSpec]:
     """The tools that the model is told of."""
     return [] if call.tool_choice == "none" else list(call.tools)
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a value that was read as JSON is JSON: Python takes NaN, and numbers too large, for numbers."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    return not isinstance(value, list) or all(map(_is_finite, value))
+
+
+def _written(call: ToolCall) -> str:
+    return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)

@@ -130,6 +130,8 @@ async def test_errors_have_its_form(chat_format: ChatFormat) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "blocks of type 'image'"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "use user or assistant"),
         ({"messages": [{"role": "user", "content": 5}]}, "use a string or a list of blocks"),
+        ({"messages": [USER, {"role": "assistant", "content": "It is"}]}, "an answer that the client has begun"),
+        ({"tools": [{**OWN, "input_examples": [{}]}]}, "put them into the description"),
         ({"container": "x"}, "container is not supported"),
         ({"betas": ["x"]}, "betas is not supported"),
     ],
@@ -142,3 +144,24 @@ async def test_what_can_not_be_done_is_refused(chat_format: ChatFormat, fields: 
         assert response.status_code == 400
         assert said in response.json()["error"]["message"]
         assert client.engine.requests == []
+
+
+@pytest.mark.parametrize("content", ["no such file", [{"type": "text", "text": "no such file"}], "", None])
+@asynchronous
+async def test_the_policy_sees_that_a_tool_failed(chat_format: ChatFormat, content: Any) -> None:
+    async with episode(chat_format, turns(chat_format, call(), "4")) as client:
+        first = await say(client, USER, tools=[OWN])
+        result = {"type": "tool_result", "tool_use_id": first["content"][0]["id"], "content": content, "is_error": True}
+        turn = {"role": "assistant", "content": first["content"]}
+        await say(client, USER, turn, {"role": "user", "content": [result]}, tools=[OWN])
+        prompt = chat_format.tokenizer.decode(client.engine.requests[1].token_ids.tolist())
+        assert "Error: " + ("no such file" if content else "") in prompt
+
+
+@asynchronous
+async def test_blocks_of_the_system_prompt_are_lines(chat_format: ChatFormat) -> None:
+    system = [{"type": "text", "text": text} for text in ("You are brief.", "You use tools.")]
+    async with episode(chat_format, turns(chat_format, "4")) as client:
+        await say(client, USER, system=system)
+        expected = chat_format.render([{"role": "system", "content": "You are brief.\nYou use tools."}, USER])
+        assert client.engine.requests[0].token_ids.tolist() == expected

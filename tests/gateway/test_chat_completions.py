@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import Any
@@ -96,8 +97,7 @@ async def test_a_stream_says_and_records_the_same(chat_format: ChatFormat, text:
         choice["message"] = {key: value for key, value in choice["message"].items() if value or key in message}
         assert choice["message"] == message
         assert choice["finish_reason"] == expected["finish_reason"]
-        if choice["logprobs"] is not None:
-            assert choice["logprobs"] == expected["logprobs"]
+        assert choice["logprobs"] == expected["logprobs"]
         assert told == (whole["usage"] if usage else None)
         (one,), (other,) = plain.session.graph.branches(), streamed.session.graph.branches()
         assert one.token_ids.tolist() == other.token_ids.tolist()
@@ -378,3 +378,34 @@ async def test_a_schema_and_stop_texts_do_not_go_together(chat_format: ChatForma
         response = await client.post("/v1/chat/completions", {**body, "stop": "x"})
         assert response.status_code == 400
         assert "ends with its value" in response.json()["error"]["message"]
+
+
+@asynchronous
+async def test_a_forced_call_and_stop_texts_do_not_go_together(chat_format: ChatFormat) -> None:
+    async with episode(chat_format, turns(chat_format, "4")) as client:
+        body = {"model": "m", "messages": [USER], "tools": [TOOL], "tool_choice": "required", "stop": "x"}
+        error = (await client.post("/v1/chat/completions", body)).json()["error"]
+        assert error["param"] == "stop"
+        assert client.engine.requests == []
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", "-Infinity"])
+@asynchronous
+async def test_what_is_a_number_to_python_alone_makes_no_call(chat_format: ChatFormat, number: str) -> None:
+    said = f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": [{number}]}}}}\n</tool_call>'
+    async with episode(chat_format, turns(chat_format, said)) as client:
+        choice = (await client.chat(USER, tools=[TOOL]))["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        assert "tool_calls" not in choice["message"]
+        assert "calculator" in choice["message"]["content"]
+
+
+@asynchronous
+async def test_megabytes_are_refused_before_they_are_tokenised(chat_format: ChatFormat) -> None:
+    async with episode(chat_format, turns(chat_format, "4")) as client:
+        began = asyncio.get_running_loop().time()
+        body = {"model": "m", "messages": [{"role": "user", "content": "lorem ipsum dolor " * 400_000}]}
+        response = await client.post("/v1/chat/completions", body)
+        assert asyncio.get_running_loop().time() - began < 2
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert client.session.overflowed

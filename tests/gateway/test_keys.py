@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -74,7 +75,7 @@ async def test_no_key_is_logged(chat_format: ChatFormat, caplog: pytest.LogCaptu
         response = await client.post(CHAT, {**BODY, "temperature": 0})
         assert response.status_code == 500
         assert "ZeroDivisionError" in caplog.text
-        assert "temperature, which has no effect" in caplog.text
+        assert "temperature, on which the run's config has the last word" in caplog.text
         assert secret not in caplog.text
         assert secret not in response.text
 
@@ -135,7 +136,7 @@ async def test_it_listens_on_this_machine_alone_and_only_when_wanted(chat_format
 
 
 class EmptyDesk:
-    async def open(self) -> OpenedEpisode:
+    async def open(self, wanted: Callable[[], bool]) -> OpenedEpisode:
         raise NotImplementedError
 
 

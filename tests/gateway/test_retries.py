@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from agentrl.record import EngineError
 from agentrl.session import ChatFormat
 from tests.gateway.test_chat_completions import USER
 from tests.support import sse
@@ -147,3 +148,35 @@ async def test_many_answers_are_forgotten_one_by_one(chat_format: ChatFormat) ->
             body = {"model": "m", "messages": [{"role": "user", "content": str(number)}]}
             assert text(await client.post(CHAT, body)) == "4"
         assert len(client.session.graph.turns) == 150
+
+
+@asynchronous
+async def test_samples_of_a_request_that_failed_are_not_trained(chat_format: ChatFormat) -> None:
+    count = iter(range(100))
+
+    async def script(request: Any) -> Any:
+        if next(count) % 3 < 2:
+            return says(chat_format, "ok")
+        await asyncio.sleep(0.05)
+        return EngineError("gone")
+
+    async with episode(chat_format, script) as client:
+        for _ in range(2):
+            assert (await client.post(CHAT, {**BODY, "n": 3})).status_code == 503
+        client.session.close()
+        branches = client.session.graph.branches()
+        assert [(len(branch.turns), branch.trained_tokens) for branch in branches] == [(1, 0)] * 4
+
+
+@asynchronous
+async def test_a_retry_joins_the_request_that_waits_for_longest(chat_format: ChatFormat) -> None:
+    engine = HeldEngine(numbered(chat_format))
+    async with episode(chat_format, engine) as client:
+        asking = [asyncio.ensure_future(client.post(CHAT, BODY))]
+        await until(lambda: len(engine.held) == 1)
+        asking.append(asyncio.ensure_future(client.post(CHAT, BODY)))
+        await until(lambda: len(engine.held) == 2)
+        asking.append(asyncio.ensure_future(client.post(CHAT, BODY, **{"x-stainless-retry-count": "1"})))
+        await asyncio.sleep(0.05)
+        engine.let_go()
+        assert [text(await response) for response in asking] == ["1", "2", "1"]

@@ -176,11 +176,12 @@ async def test_an_agent_may_say_why_there_is_no_reward(
     async with outside(tmp_path, chat_format, "rollout.max_attempts=1", tasks=2) as there:
         episode = await there.open()
         await there.ask(episode)
-        assert (await there.ask(episode, "/agentrl/episodes/end", **said)).status_code == 200
+        told = {**said, "error": f"{said['error']} (my key is {episode['api_key']})"}
+        assert (await there.ask(episode, "/agentrl/episodes/end", **told)).status_code == 200
         await there.play(await there.open())
         row = await there.fate(episode)
         assert row["fate"] == fate
-        assert said["error"] in row["reason"]
+        assert f"{said['error']} (my key is (its key))" in row["reason"]
 
 
 @asynchronous
