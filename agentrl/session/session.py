@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -21,14 +19,14 @@ from agentrl.record import (
     MessageGraph,
     Node,
     Reply,
-    ToolCall,
     ToolSpec,
 )
-from agentrl.record.messages import MessageError, normalise_messages, without_surrogates
+from agentrl.record.messages import MessageError, normalise_messages
 from agentrl.record.protocols import GenerateRequest, GenerateResult
 from agentrl.session.calls import ChatAnswer, ChatCall, Door, Verdict
 from agentrl.session.chat_format import ChatFormat
 from agentrl.session.known_turns import KnownTurns
+from agentrl.session.readable_calls import readable
 from agentrl.session.strict import call_id
 from agentrl.session.turns import ParsedTurn, SampledTurn
 
@@ -175,8 +173,8 @@ class Session:
         if letters > self._limits.max_prompt_length * self._format.longest_token:
             self.overflowed = True
             raise ContextOverflow(
-                f"the messages have {letters} characters, more than data.max_prompt_length = "
-                f"{self._limits.max_prompt_length} tokens can hold"
+                f"the messages have {letters} characters; data.max_prompt_length is {self._limits.max_prompt_length}, "
+                f"which is {self._limits.max_prompt_length * self._format.longest_token} characters at the most"
             )
 
     async def _turn(self, call: ChatCall, nodes: list[Node]) -> ChatAnswer:
@@ -233,18 +231,8 @@ class Session:
         return self._answer(parsed, node, len(prompt_ids), "")
 
     def _answer(self, parsed: ParsedTurn, node: Node, prompt_tokens: int, ended_by: str) -> ChatAnswer:
-        broken = tuple(_written(call) for call in parsed.tool_calls if not _is_finite(call.arguments))
-        if broken:  # JSON of Python's own kind, which no client could read
-            kept = tuple(call for call in parsed.tool_calls if _is_finite(call.arguments))
-            parsed = replace(parsed, tool_calls=kept, invalid_tool_calls=(*parsed.invalid_tool_calls, *broken))
-        calls = tuple(
-            ToolCall(
-                without_surrogates(call.name),
-                without_surrogates(call.arguments),
-                call.id or call_id(self._calls + number),
-            )
-            for number, call in enumerate(parsed.tool_calls)
-        )
+        parsed = readable(parsed)
+        calls = tuple(replace(c, id=c.id or call_id(self._calls + i)) for i, c in enumerate(parsed.tool_calls))
         self._calls += len(calls)
         finish_reason: Literal["stop", "tool_calls", "length"] = "stop"
         if node.finish_reason == "length":
@@ -421,16 +409,3 @@ class Session:
 def _shown_tools(call: ChatCall) -> list[ToolSpec]:
     """The tools that the model is told of."""
     return [] if call.tool_choice == "none" else list(call.tools)
-
-
-def _is_finite(value: Any) -> bool:
-    """Whether a value that was read as JSON is JSON: Python takes NaN, and numbers too large, for numbers."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, dict):
-        value = list(value.values())
-    return not isinstance(value, list) or all(map(_is_finite, value))
-
-
-def _written(call: ToolCall) -> str:
-    return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
