@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -126,9 +125,10 @@ def _check_gateway(config: RunConfig) -> None:
         )
     if not gateway.port:
         return
-    family = socket.AF_INET6 if ":" in gateway.host else socket.AF_INET
+    from agentrl.gateway.server import listen
+
     try:
-        socket.create_server((gateway.host, gateway.port), family=family).close()
+        listen(gateway.host, gateway.port).close()
     except OSError as error:
         raise PluginError(
             f"gateway.port: {gateway.host}:{gateway.port} can't be listened on: {error}: set gateway.port to another "

@@ -16,8 +16,8 @@ from agentrl.gateway.dialect import (
     decode,
     event,
     function_tool,
-    lowered,
     not_applied,
+    refuse_unless_neutral,
 )
 from agentrl.gateway.errors import GatewayError, anthropic_body, unsupported
 from agentrl.record import Message
@@ -79,7 +79,10 @@ class Conversation(msgspec.Struct, forbid_unknown_fields=True):
     speed: Any = None
 
 
-_UNSUPPORTED = ("container", "context_management", "diagnostics", "inference_geo", "mcp_servers", "prefill", "speed")
+_NEUTRAL: dict[str, tuple[Any, ...]] = dict.fromkeys(
+    ("container", "context_management", "diagnostics", "inference_geo", "mcp_servers", "prefill", "speed"),
+    (None, [], {}),
+)
 _DECODER = msgspec.json.Decoder(Conversation)
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -116,15 +119,14 @@ class Messages:
             json_schema=msgspec.json.encode(wanted.value).decode() if wanted is not None else "",
             hides_reasoning=True,
         )
-        further = [*lowered(known.limits, request.max_tokens, "max_tokens")]
-        if any(tool.strict for tool in tools) and call.tool_choice == "auto":
-            further.append("tools.strict")
         sampling = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
         return Asked(
             call,
             request,
             stream=bool(request.stream),
-            not_applied=not_applied(known.limits, sampling, further),
+            not_applied=not_applied(
+                known.limits, call, sampling, limit="max_tokens", strict=any(tool.strict for tool in tools)
+            ),
         )
 
     def body(self, asked: Asked, answered: Answered) -> dict[str, Any]:
@@ -160,9 +162,7 @@ class Messages:
 
 
 def _check(request: Conversation) -> None:
-    for name in _UNSUPPORTED:
-        if getattr(request, name) not in (None, [], {}):
-            raise unsupported(name)
+    refuse_unless_neutral(request, _NEUTRAL, {})
     if request.thinking is not None and request.thinking.get("type") != "disabled":
         raise unsupported("thinking", "how much the policy reasons is its own decision")
     if request.output_config is not None and request.output_config.effort is not None:

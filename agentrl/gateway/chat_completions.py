@@ -17,10 +17,10 @@ from agentrl.gateway.dialect import (
     decode,
     event,
     function_tool,
-    lowered,
     not_applied,
+    refuse_unless_neutral,
 )
-from agentrl.gateway.errors import GatewayError, openai_body, unsupported
+from agentrl.gateway.errors import GatewayError, openai_body
 from agentrl.session import ChatAnswer, ChatCall
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
@@ -146,15 +146,11 @@ class ChatCompletions:
 
     def read(self, body: bytes, known: Known) -> Asked:
         request = decode(_DECODER, body)
-        for name, neutral in _NEUTRAL.items():
-            if getattr(request, name) not in neutral:
-                raise unsupported(name, _HINTS.get(name, ""))
+        refuse_unless_neutral(request, _NEUTRAL, _HINTS)
         limit = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         limit_name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         choice = request.tool_choice
         tools = request.tools or []
-        if tools and choice == "auto":
-            choice = None
         call = ChatCall(
             request.messages,
             [function_tool(t.function.name, t.function.description, t.function.parameters) for t in tools],
@@ -166,9 +162,6 @@ class ChatCompletions:
             json_schema=schema_text(request.response_format),
             hides_reasoning=True,
         )
-        further = [*lowered(known.limits, limit, limit_name)]
-        if any(tool.function.strict for tool in tools) and call.tool_choice == "auto":
-            further.append("tools.strict")
         return Asked(
             call,
             request,
@@ -178,8 +171,10 @@ class ChatCompletions:
             usage_in_stream=bool(request.stream_options and request.stream_options.include_usage),
             not_applied=not_applied(
                 known.limits,
+                call,
                 {"temperature": request.temperature, "top_p": request.top_p, "seed": request.seed},
-                further,
+                limit=limit_name,
+                strict=any(tool.function.strict for tool in tools),
             ),
         )
 

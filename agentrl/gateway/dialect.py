@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from agentrl.gateway.errors import GatewayError, bad_json
+from agentrl.gateway.errors import GatewayError, bad_json, unsupported
 from agentrl.record import Message, ToolSpec
 from agentrl.session import ChatAnswer, ChatCall, SamplingLimits
 
@@ -132,13 +132,27 @@ def arguments_json(arguments: Any) -> str:
     return json.dumps(arguments, ensure_ascii=False)
 
 
-def not_applied(limits: SamplingLimits, sampling: Mapping[str, Any], further: Iterable[str] = ()) -> tuple[str, ...]:
-    """The names of sampling settings that a client asked for and does not get, since the run decides on them."""
+def not_applied(
+    limits: SamplingLimits, call: ChatCall, sampling: Mapping[str, Any], *, limit: str, strict: bool
+) -> tuple[str, ...]:
+    """The names of what a client asked for and does not get, since the run decides on it.
+
+    Args:
+        sampling: settings by name, None where they were not sent.
+        limit: name of the token limit.
+        strict: a tool's calls are to fit its schema, which only forced calls are made to.
+    """
     own = {"temperature": limits.temperature, "top_p": limits.top_p, "top_k": limits.top_k}
     names = [name for name, value in sampling.items() if value is not None and own.get(name) != value]
-    return (*names, *further)
+    if call.max_tokens is not None and call.max_tokens > limits.max_response_length:
+        names.append(limit)
+    if strict and call.tool_choice == "auto":
+        names.append("tools.strict")
+    return tuple(names)
 
 
-def lowered(limits: SamplingLimits, asked: int | None, name: str) -> Iterable[str]:
-    """The name of a token limit that is higher than the run's own."""
-    return [name] if asked is not None and asked > limits.max_response_length else []
+def refuse_unless_neutral(request: Any, neutral: Mapping[str, tuple[Any, ...]], hints: Mapping[str, str]) -> None:
+    """Raises GatewayError for a known field that has another value than these, with its hint if there is one."""
+    for name, values in neutral.items():
+        if getattr(request, name) not in values:
+            raise unsupported(name, hints.get(name, ""))

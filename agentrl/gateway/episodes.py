@@ -137,9 +137,6 @@ class Keys:
         self._episodes: dict[bytes, tuple[bytes, OpenEpisode]] = {}
         self._keys: dict[Any, bytes] = {}
 
-    def __len__(self) -> int:
-        return len(self._episodes)
-
     def admit(self, session: Session) -> str:
         """A new key for a session."""
         name, secret = secrets.token_hex(8), secrets.token_urlsafe(24)

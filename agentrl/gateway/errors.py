@@ -69,9 +69,7 @@ def refusal(error: BaseException) -> GatewayError:
     if isinstance(error, GuideError):
         return GatewayError(400, str(error), code="invalid_json_schema", param="response_format")
     if isinstance(error, MessageError):
-        field = str(error).partition(":")[0]
-        param = field if field in ("stop", "tool_choice", "tools") else "messages"
-        return GatewayError(400, str(error), code="invalid_value", param=param)
+        return GatewayError(400, str(error), code="invalid_value", param=error.field)
     if isinstance(error, RecursionError):
         return GatewayError(400, "the request is nested too deeply", code="invalid_value")
     if isinstance(error, EpisodeClosed):

@@ -17,8 +17,8 @@ from agentrl.gateway.dialect import (
     decode,
     event,
     function_tool,
-    lowered,
     not_applied,
+    refuse_unless_neutral,
 )
 from agentrl.gateway.errors import GatewayError, openai_body, unsupported
 from agentrl.record import Message
@@ -118,9 +118,7 @@ class Responses:
 
     def read(self, body: bytes, known: Known) -> Asked:
         request = decode(_DECODER, body)
-        for name, neutral in _NEUTRAL.items():
-            if getattr(request, name) not in neutral:
-                raise unsupported(name)
+        refuse_unless_neutral(request, _NEUTRAL, {})
         _check_options(request)
         tools = request.tools or []
         for index, tool in enumerate(tools):
@@ -141,16 +139,17 @@ class Responses:
             json_schema=_schema(request),
             hides_reasoning=True,
         )
-        further = [*lowered(known.limits, request.max_output_tokens, "max_output_tokens")]
-        if any(tool.strict for tool in tools) and call.tool_choice == "auto":
-            further.append("tools.strict")
         return Asked(
             call,
             request,
             stream=bool(request.stream),
             logprobs=_LOGPROBS in (request.include or ()),
             not_applied=not_applied(
-                known.limits, {"temperature": request.temperature, "top_p": request.top_p}, further
+                known.limits,
+                call,
+                {"temperature": request.temperature, "top_p": request.top_p},
+                limit="max_output_tokens",
+                strict=any(tool.strict for tool in tools),
             ),
             history=history,
         )

@@ -88,9 +88,7 @@ class Gateway:
             OSError: the port can't be had.
         """
         if self._socket is None:
-            address = self._address
-            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-            self._socket = socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
+            self._socket = listen(self._address.host, self._address.port)
             self._port = self._socket.getsockname()[1]
             self._wanted.set()
 
@@ -234,6 +232,16 @@ class Gateway:
                 return _refused(dialect, logged(error))
 
         return guarded
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket on which clients are heard, once somebody accepts them.
+
+    Raises:
+        OSError: the address can't be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 
 
 def _key(request: web.Request) -> bytes:

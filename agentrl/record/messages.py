@@ -14,7 +14,15 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class MessageError(ValueError):
-    """A message list that no chat template can render; says which message and what to change."""
+    """A message list that no chat template can render; says which message and what to change.
+
+    Attributes:
+        field: of the request, what is wrong with it.
+    """
+
+    def __init__(self, message: str, field: str = "messages") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:

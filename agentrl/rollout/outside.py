@@ -63,11 +63,6 @@ class OutsideEpisodes:
         self._offers: deque[_Offer] = deque()
         self._offered = asyncio.Condition()
 
-    @property
-    def waiting(self) -> int:
-        """Episodes that nobody has asked for yet."""
-        return len(self._offers)
-
     async def open(self, wanted: Callable[[], bool] = lambda: True) -> OpenedEpisode:
         if not self._offers and not self._over():
             try:

@@ -82,7 +82,8 @@ class CallFrame:
         functions = [tool.get("function", tool) for tool in tools]
         if not self.name_key and len(functions) > 1:
             raise MessageError(
-                "tool_choice: this model can't be made to call one of several tools, only a tool that is named"
+                "tool_choice: this model can't be made to call one of several tools, only a tool that is named",
+                field="tool_choice",
             )
         definitions: dict[str, Any] = {}
         calls = []
@@ -128,7 +129,7 @@ def _moved(schema: dict[str, Any], name: str) -> tuple[dict[str, Any], dict[str,
     for key in ("definitions", "$defs"):
         given = schema.get(key) or {}
         if not isinstance(given, dict):
-            raise MessageError(f"tools: {key} of a tool's parameters is {given!r}: use an object")
+            raise MessageError(f"tools: {key} of a tool's parameters is {given!r}: use an object", field="tools")
         definitions |= given
     whole = False
 

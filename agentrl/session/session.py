@@ -76,6 +76,7 @@ class Session:
         door: where it can be used over HTTP.
 
     Attributes:
+        limits: how it samples.
         overflowed: whether a prompt outgrew the context, even if the agent went on from there.
         last_failure: why the last call failed; None if it did not.
         verdict: what was said of the episode over HTTP; `judged` is set then.
@@ -99,7 +100,7 @@ class Session:
         self.graph = MessageGraph()
         self._format = chat_format
         self._generator = generator
-        self._limits = limits
+        self.limits = limits
         self._seed = seed
         self._min_version = min_version
         self._one_version = one_version
@@ -141,7 +142,7 @@ class Session:
             self._check_length(call)
             if call.stop and (call.json_schema or call.tool_choice == "required"):
                 raise MessageError(
-                    "stop: what is sampled by a schema ends with its value: leave stop or the schema out"
+                    "stop: what is sampled by a schema ends with its value: leave stop or the schema out", field="stop"
                 )
             if call.tool_choice == "required":
                 return await self._forced_call(call, nodes)
@@ -170,11 +171,11 @@ class Session:
         """Refuses what can't fit before it is tokenised, which takes seconds for megabytes."""
         said = (message.get("content") for message in call.messages if isinstance(message, Mapping))
         letters = sum(len(content.strip()) for content in said if isinstance(content, str))
-        if letters > self._limits.max_prompt_length * self._format.longest_token:
+        if letters > self.limits.max_prompt_length * self._format.longest_token:
             self.overflowed = True
             raise ContextOverflow(
-                f"the messages have {letters} characters; data.max_prompt_length is {self._limits.max_prompt_length}, "
-                f"which is {self._limits.max_prompt_length * self._format.longest_token} characters at the most"
+                f"the messages have {letters} characters; data.max_prompt_length is {self.limits.max_prompt_length}, "
+                f"which is {self.limits.max_prompt_length * self._format.longest_token} characters at the most"
             )
 
     async def _turn(self, call: ChatCall, nodes: list[Node]) -> ChatAnswer:
@@ -212,12 +213,14 @@ class Session:
             raise MessageError(
                 f"tool_choice: names the tool {call.tool_name!r}, which tools does not hold"
                 if call.tool_name
-                else "tool_choice: asks for a tool call, but tools is empty"
+                else "tool_choice: asks for a tool call, but tools is empty",
+                field="tool_choice",
             )
         frame = self._format.call_frame
         if frame is None:
             raise MessageError(
-                "tool_choice: this model does not write tool calls as JSON, so none can be forced: use auto"
+                "tool_choice: this model does not write tool calls as JSON, so none can be forced: use auto",
+                field="tool_choice",
             )
         schema = frame.schema(tools)
         name = tools[0].get("function", tools[0])["name"]
@@ -307,11 +310,6 @@ class Session:
         return [self._format.tokenizer.decode([token]) for token in node.token_ids.tolist()]
 
     @property
-    def limits(self) -> SamplingLimits:
-        """How it samples."""
-        return self._limits
-
-    @property
     def used_over_http(self) -> bool:
         """Whether an agent asked for its key."""
         return bool(self._key_given)
@@ -342,7 +340,7 @@ class Session:
         return history, self._format.render(history, tools)
 
     def _stop(self, asked: Sequence[str] | None) -> tuple[str, ...]:
-        texts = (*self._limits.stop, *([asked] if isinstance(asked, str) else asked or ()))
+        texts = (*self.limits.stop, *([asked] if isinstance(asked, str) else asked or ()))
         if not all(isinstance(text, str) and text for text in texts):
             raise ValueError(f"stop is {asked!r}: use texts of at least one character")
         return tuple(dict.fromkeys(texts))
@@ -351,7 +349,7 @@ class Session:
         self, prompt_ids: list[int], max_tokens: int | None, stop: tuple[str, ...], json_schema: str = ""
     ) -> Node:
         self._check_open()
-        limits = self._limits
+        limits = self.limits
         if not prompt_ids:
             raise ValueError("the prompt is empty: pass at least one token id")
         self._check_versions()
