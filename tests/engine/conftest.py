@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -12,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from agentrl.engine.sglang_engine import SglangEngine
 from agentrl.engine.sglang_server import SglangServer
 from agentrl.engine.torch_engine import TorchEngine
 from agentrl.record.protocols import GenerateRequest
+from agentrl.tiny import tiny_model_path
 from agentrl.weights.disk import DiskSender
 from tests.support.models import random_model
 from tests.support.sglang_server import ProtocolServer
@@ -194,3 +197,23 @@ def publish(tmp_path: Path) -> Callable[..., Any]:
         await engine.resume()
 
     return update
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """Of the bundled model."""
+    return AutoTokenizer.from_pretrained(tiny_model_path())
+
+
+@pytest.fixture
+def ask(request_of: Callable[..., Any], tokenizer: Any) -> Callable[..., Any]:
+    """`ask(schema, seed=3)`: a request for a value; without a schema for any text."""
+    messages = [{"role": "user", "content": "What is 12 + 30? Answer in JSON."}]
+    ids = list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+
+    def build(schema: Any = None, **changes: Any) -> Any:
+        text = "" if schema is None else schema if isinstance(schema, str) else json.dumps(schema)
+        return request_of(ids, **{"stop": (end,), "max_tokens": 120, "json_schema": text, **changes})
+
+    return build

@@ -13,16 +13,14 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from agentrl.engine.guide import Guide, Guides
 from agentrl.engine.sampling import restricted
 from agentrl.record import EngineError, GuideError
-from agentrl.record.protocols import GenerateRequest
 from agentrl.tiny import tiny_model_path
 from agentrl.weights.shm import ShmSender
+from tests.support.guides import allowed, guide_of
 
 Fixture = Callable[..., Any]
 
@@ -61,11 +59,6 @@ SCHEMAS = {
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(tiny_model_path())
-
-
-@pytest.fixture(scope="module")
 def model() -> Any:
     """The bundled model; it can write, but was not trained on JSON."""
     return AutoModelForCausalLM.from_pretrained(tiny_model_path(), dtype=torch.float32).eval()
@@ -84,34 +77,10 @@ def start(model: Any, tokenizer: Any, start_engine: Fixture) -> Callable[..., An
     return begin
 
 
-@pytest.fixture
-def ask(request_of: Fixture, tokenizer: Any) -> Callable[..., Any]:
-    """`ask(schema, seed=3)`: a request for a value; without a schema for any text."""
-    messages = [{"role": "user", "content": "What is 12 + 30? Answer in JSON."}]
-    ids = list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-
-    def build(schema: Any = None, **changes: Any) -> Any:
-        text = "" if schema is None else schema if isinstance(schema, str) else json.dumps(schema)
-        return request_of(ids, **{"stop": (end,), "max_tokens": 120, "json_schema": text, **changes})
-
-    return build
-
-
 def value_of(result: Any, tokenizer: Any) -> Any:
     """What an answer that has ended says."""
     assert result.finish_reason == "stop"
     return json.loads(tokenizer.decode(result.token_ids[:-1].tolist(), clean_up_tokenization_spaces=False))
-
-
-def guide_of(guides: Guides, request: Any) -> Guide:
-    guide = asyncio.run(guides.guide(request))
-    assert guide is not None
-    return guide
-
-
-def allowed(guide: Guide) -> list[int]:
-    return np.flatnonzero(np.unpackbits(guide.allowed, bitorder="little")).tolist()
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -156,23 +125,6 @@ def test_greedy_and_truncated_answers_fit_too(start: Fixture, ask: Fixture, toke
         jsonschema.validate(value_of(result, tokenizer), PERSON)
     assert results[0].token_ids.tolist() == results[1].token_ids.tolist()
     assert (results[0].logprobs == 0).all() and (results[1].logprobs == 0).all()
-
-
-def test_there_is_no_whitespace_to_go_on_with_for_ever(tokenizer: Any, ask: Fixture) -> None:
-    """Between two tokens of JSON at most one space, whatever the schema says about itself."""
-    schema = {**SCHEMAS["array"], "x-guidance": {"whitespace_flexible": True, "whitespace_pattern": "[ ]*"}}
-    guides = Guides(tokenizer, len(tokenizer))
-
-    def reads(text: str) -> bool:
-        guide = guide_of(guides, ask(schema))
-        for token in tokenizer.encode(text, add_special_tokens=False):
-            if token not in allowed(guide):
-                return False
-            guide.accept(token)
-        return set(allowed(guide)) == set(ask(schema).stop_token_ids)
-
-    assert reads("[1,2]") and reads("[1, 2]")
-    assert not any(map(reads, ["[1,  2]", "[ 1,2]", " [1,2]", "[1,\n2]", "[1,2] ", "[1 ,2]"]))
 
 
 def test_log_probs_are_of_the_distribution_over_the_allowed_tokens(
@@ -386,82 +338,3 @@ def test_a_closed_engine_refuses_guided_requests_as_any(start: Fixture, ask: Fix
                 await engine.generate(ask(PERSON))
 
     asyncio.run(play())
-
-
-def test_compiled_schemas_are_kept_within_a_bound(tokenizer: Any, ask: Fixture) -> None:
-    guides = Guides(tokenizer, len(tokenizer))
-    for number in range(100):
-        guide_of(guides, ask({"const": number}))
-        guide_of(guides, ask({"const": 0}))
-    assert len(guides._compiled) == 64 and json.dumps({"const": 0}) in guides._compiled
-    first, second = guide_of(guides, ask({"const": 0})), guide_of(guides, ask({"const": 0}))
-    before = allowed(second)
-    first.accept(allowed(first)[0])
-    assert allowed(second) == before, "what one answer says does not move another one's guide"
-
-
-def schemas() -> st.SearchStrategy[dict[str, Any]]:
-    """Schemas whose values are short."""
-    leaves = st.one_of(
-        st.just({"type": "boolean"}),
-        st.just({"type": "null"}),
-        st.builds(
-            lambda low, more: {"type": "integer", "minimum": low, "maximum": low + more},
-            st.integers(-99, 99),
-            st.integers(0, 99),
-        ),
-        st.builds(
-            lambda low, more: {"type": "string", "minLength": low, "maxLength": low + more},
-            st.integers(0, 3),
-            st.integers(0, 3),
-        ),
-        st.lists(
-            st.text(max_size=5)
-            | st.integers(-(10**15), 10**15)
-            | st.decimals(-1000, 1000, places=5).map(float)
-            | st.none(),
-            min_size=1,
-            max_size=4,
-        ).map(lambda values: {"enum": values}),
-    )
-
-    def containers(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
-        arrays = st.builds(
-            lambda items, most: {"type": "array", "items": items, "maxItems": most}, inner, st.integers(0, 2)
-        )
-        objects = st.builds(
-            lambda properties, count: {
-                "type": "object",
-                "properties": properties,
-                "required": sorted(properties)[:count],
-                "additionalProperties": False,
-            },
-            st.dictionaries(st.text(max_size=4), inner, max_size=3),
-            st.integers(0, 3),
-        )
-        return arrays | objects | st.lists(inner, min_size=1, max_size=3).map(lambda ways: {"anyOf": ways})
-
-    return st.recursive(leaves, containers, max_leaves=6)
-
-
-@settings(max_examples=150, deadline=None)
-@given(schemas(), st.integers(0, 2**32))
-def test_any_walk_over_allowed_tokens_ends_with_a_value(walker: Any, schema: dict[str, Any], seed: int) -> None:
-    guides, tokenizer, end = walker
-    random = np.random.default_rng(seed)
-    request = GenerateRequest("r", np.zeros(1, np.int32), 9, 1.0, (end,), 0, json_schema=json.dumps(schema))
-    guide = guide_of(guides, request)
-    tokens: list[int] = []
-    while True:
-        token = int(random.choice(allowed(guide)))
-        if token == end:
-            break
-        tokens.append(token)
-        guide.accept(token)
-        assert len(tokens) < 2000
-    jsonschema.validate(json.loads(tokenizer.decode(tokens, clean_up_tokenization_spaces=False)), schema)
-
-
-@pytest.fixture(scope="module")
-def walker(tokenizer: Any) -> Any:
-    return Guides(tokenizer, len(tokenizer)), tokenizer, tokenizer.convert_tokens_to_ids("<|im_end|>")
